@@ -1,0 +1,385 @@
+"""A run's settings: frozen dataclasses, read from one TOML file, with `--set a.b=value` overrides.
+
+Unknown keys are errors that suggest the nearest known one. Defaults are those of the system that
+Anysize replaces, where it had one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from anysize.errors import ConfigError
+from anysize.geometry import LossAt, NetGeometry, PoolPadding
+
+T = TypeVar("T")
+
+UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+"""Units a block of resnet_v1, by depth. Source: tf_slim nets/resnet_v1.py."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixelConvention:
+    """How uint8 RGB becomes the net's input; saved inside every weights file.
+
+    input = (channels in `channel_order`, scaled so that white is `max_value`, - `mean`) / `std`.
+
+    Attributes:
+        channel_order: Order of the channels that the net was trained with.
+        max_value: Value of white: 255, or 1 for torchvision's weights.
+        mean, std: In `channel_order` and on the scale of `max_value`.
+
+    Source: tf_slim's vgg preprocessing, whose means the resnet_v1 checkpoints use.
+    """
+
+    channel_order: Literal["RGB", "BGR"] = "RGB"
+    max_value: float = 255.0
+    mean: tuple[float, ...] = (123.68, 116.779, 103.939)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """`[data]`: where images, masks and classes are.
+
+    Attributes:
+        root: Folder with `images/`, `masks/` and `classes.toml`; relative to the TOML file.
+        train: A text file with a stem a line, relative to `root`; empty draws the split.
+        val: The same for evaluation.
+        val_fraction: Share of images held out when no lists are given.
+    """
+
+    root: str
+    train: str = ""
+    val: str = ""
+    val_fraction: float = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig:
+    """`[plan]`: how images are put on canvases.
+
+    Attributes:
+        file: A plan file made by `anysize plan`, relative to the TOML file; empty plans afresh.
+        images_per_step: Images an optimiser step, whatever the number of canvases they need.
+        max_pixels_per_step: Most canvas pixels computed at once. What does not fit is accumulated.
+        max_canvases: Most canvas shapes.
+    """
+
+    file: str = ""
+    images_per_step: int = 4
+    max_pixels_per_step: int = 1_048_576
+    max_canvases: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """`[model]`: the net.
+
+    Attributes:
+        depth: 50, 101, 152 or 200; ignored where `units` is given.
+        units: Bottleneck units in each of the four blocks, for a net of another depth.
+        base_depth: Channels of the stem and of the first bottleneck; 64 in the paper.
+        output_stride: Pixels a cell of the body's output: 8, 16 or 32.
+        pool_padding, stride_position, dilation_rule: See `anysize.models.resnet_v1`.
+        norm: "frozen": statistics fixed, gamma and beta trained. "trained": statistics of the valid
+            pixels of the step.
+        loss_at: "grid": at the logits' grid, half the output stride. "full": at full resolution.
+        activation_checkpointing: Recompute each unit in the backward pass: less memory, more time.
+    """
+
+    depth: int = 50
+    units: tuple[int, ...] = ()
+    base_depth: int = 64
+    output_stride: Literal[8, 16, 32] = 16
+    pool_padding: PoolPadding = "same"
+    stride_position: Literal["last_3x3", "first_3x3", "first_1x1"] = "last_3x3"
+    dilation_rule: Literal["new", "previous"] = "new"
+    norm: Literal["frozen", "trained"] = "frozen"
+    loss_at: LossAt = "grid"
+    activation_checkpointing: bool = False
+
+    @property
+    def geometry(self) -> NetGeometry:
+        """What placements need to know of the net."""
+        return NetGeometry(output_stride=self.output_stride, pool_padding=self.pool_padding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """`[loss]`.
+
+    Attributes:
+        kind: "softmax": one class a pixel. "sigmoid": any number of classes a pixel.
+        class_weights: A weight a class, in the order of `classes.toml`; empty weighs all the same.
+    """
+
+    kind: Literal["softmax", "sigmoid"] = "softmax"
+    class_weights: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentConfig:
+    """`[augment]`: joint changes of image and mask.
+
+    Attributes:
+        min_scale, max_scale: The image is rescaled by a factor drawn log-uniformly between them.
+        mirror: Mirror left and right with probability one half.
+        brightness, contrast, saturation: A factor drawn uniformly from `1 - x` to `1 + x`.
+        crop: (height, width) of a random crop of images larger than it; empty keeps the whole.
+    """
+
+    min_scale: float = 1.0
+    max_scale: float = 1.0
+    mirror: bool = True
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    crop: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """`[optim]`: optimiser and learning rate.
+
+    Attributes:
+        kind: "sgd": v = mu * v + g; w -= lr * v, as in TensorFlow. "adamw": decoupled decay.
+        lr: Learning rate at the start.
+        momentum: mu of SGD.
+        weight_decay: On convolution weights only, never on norms and biases.
+        schedule: "constant", "multistep" or "poly".
+        milestones: Steps at which "multistep" multiplies the rate by `gamma`.
+        gamma: Factor of "multistep".
+        power: Exponent of "poly": lr * (1 - step / steps) ** power.
+        warmup_steps: Steps over which the rate rises linearly from zero.
+    """
+
+    kind: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.001
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    schedule: Literal["constant", "multistep", "poly"] = "constant"
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    power: float = 0.9
+    warmup_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """`[train]`: the loop.
+
+    Attributes:
+        run: Folder of the run, relative to the TOML file.
+        epochs: Passes over the training images.
+        seed: Of the split, the order, the augmentation and the initial weights.
+        device: "auto" takes a GPU where there is one.
+        precision: "bf16" computes under autocast with float32 weights.
+        channels_last: Memory format of activations and weights.
+        weights: A safetensors file to start from, relative to the TOML file; empty starts afresh.
+        log_every: Steps between two lines of the console and of `events.jsonl`.
+        checkpoint_every: Steps between two checkpoints; one is written at the end anyway.
+        evaluate_every: Epochs between two evaluations; 0 evaluates at the end only.
+        loader_threads: Threads that decode images and place them.
+        prefetch_steps: Steps that are made ready ahead of the one that runs.
+    """
+
+    run: str = "run"
+    epochs: int = 10
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bf16"] = "bf16"
+    channels_last: bool = True
+    weights: str = ""
+    log_every: int = 10
+    checkpoint_every: int = 100
+    evaluate_every: int = 1
+    loader_threads: int = 1
+    prefetch_steps: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """All of `run.toml`."""
+
+    data: DataConfig
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads `run.toml` and applies overrides of the form `section.key=value`.
+
+    A value is read as TOML, and as a plain string where it is not TOML.
+
+    Raises:
+        ConfigError: No such file, not TOML, an unknown key, a value of the wrong type or range.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"No such file: {path}. Write a run.toml; docs/how-to.md has one to start from."
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}.") from None
+    for override in overrides:
+        _apply_override(table, override)
+    config = _build(RunConfig, table, "", str(path))
+    _check(config, str(path))
+    return config
+
+
+def _apply_override(table: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) != 2:
+        raise ConfigError(f"--set takes section.key=value, got {override!r}.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    section = table.setdefault(parts[0], {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"--set {override}: {parts[0]!r} is not a section.")
+    typing.cast("dict[str, Any]", section)[parts[1]] = value
+
+
+def _build(cls: type[T], table: Mapping[str, Any], prefix: str, source: str) -> T:
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(typing.cast("Any", cls))}
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            suggestion = f" Did you mean `{prefix}{near[0]}`?" if near else ""
+            raise ConfigError(
+                f"Unknown key `{prefix}{key}` ({source}).{suggestion} Known: {', '.join(known)}."
+            )
+    values: dict[str, Any] = {}
+    for name, spec in known.items():
+        hint = hints[name]
+        if name in table:
+            if dataclasses.is_dataclass(hint):
+                if not isinstance(table[name], Mapping):
+                    raise ConfigError(f"`{name}` must be a section ({source}).")
+                values[name] = _build(
+                    typing.cast("type[Any]", hint), table[name], f"{name}.", source
+                )
+            else:
+                values[name] = _convert(table[name], hint, prefix + name, source)
+        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"`{prefix}{name}` is missing ({source}). Add it.")
+    return cls(**values)
+
+
+def _convert(value: object, hint: Any, key: str, source: str) -> object:  # noqa: ANN401
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value not in typing.get_args(hint) or isinstance(value, bool):
+            options = ", ".join(str(a) for a in typing.get_args(hint))
+            raise ConfigError(f"`{key}` is {value!r}; it must be one of {options} ({source}).")
+        return value
+    if origin is tuple:
+        item = typing.get_args(hint)[0]
+        if not isinstance(value, list):
+            raise ConfigError(f"`{key}` is {value!r}; it must be a list ({source}).")
+        return tuple(_convert(v, item, key, source) for v in typing.cast("list[object]", value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and type(value) is hint:
+        return value
+    name = getattr(hint, "__name__", str(hint))
+    raise ConfigError(f"`{key}` is {value!r}; it must be of type {name} ({source}).")
+
+
+def _check(config: RunConfig, source: str) -> None:
+    positive = {
+        "plan.images_per_step": config.plan.images_per_step,
+        "plan.max_pixels_per_step": config.plan.max_pixels_per_step,
+        "plan.max_canvases": config.plan.max_canvases,
+        "model.base_depth": config.model.base_depth,
+        "train.epochs": config.train.epochs,
+        "train.log_every": config.train.log_every,
+        "train.checkpoint_every": config.train.checkpoint_every,
+        "train.loader_threads": config.train.loader_threads,
+        "train.prefetch_steps": config.train.prefetch_steps,
+        "augment.min_scale": config.augment.min_scale,
+    }
+    for key, value in positive.items():
+        if not value > 0:
+            raise ConfigError(f"`{key}` is {value}; it must be above 0 ({source}).")
+    not_negative = {
+        "optim.lr": config.optim.lr,
+        "optim.weight_decay": config.optim.weight_decay,
+        "optim.warmup_steps": config.optim.warmup_steps,
+        "train.evaluate_every": config.train.evaluate_every,
+        "train.seed": config.train.seed,
+        "augment.brightness": config.augment.brightness,
+        "augment.contrast": config.augment.contrast,
+        "augment.saturation": config.augment.saturation,
+    }
+    for key, value in not_negative.items():
+        if not value >= 0:
+            raise ConfigError(f"`{key}` is {value}; it must not be negative ({source}).")
+    if config.model.units and len(config.model.units) != 4:
+        raise ConfigError(
+            f"`model.units` has {len(config.model.units)} numbers; it must have 4 ({source})."
+        )
+    if any(u < 1 for u in config.model.units):
+        raise ConfigError(f"`model.units` {config.model.units}: at least 1 a block ({source}).")
+    if not config.model.units and config.model.depth not in UNITS:
+        raise ConfigError(
+            f"`model.depth` is {config.model.depth}; it must be one of "
+            f"{', '.join(map(str, UNITS))}, or give `model.units` ({source})."
+        )
+    if config.augment.max_scale < config.augment.min_scale:
+        raise ConfigError(
+            f"`augment.max_scale` {config.augment.max_scale} is below `augment.min_scale` "
+            f"{config.augment.min_scale} ({source})."
+        )
+    if config.augment.crop and len(config.augment.crop) != 2:
+        raise ConfigError(f"`augment.crop` must be [height, width] ({source}).")
+    if not 0 < config.data.val_fraction < 1:
+        raise ConfigError(
+            f"`data.val_fraction` is {config.data.val_fraction}; it must lie between 0 and 1 "
+            f"({source})."
+        )
+    if bool(config.data.train) != bool(config.data.val):
+        raise ConfigError(
+            f"`data.train` and `data.val` go together ({source}). Give both lists or neither."
+        )
+
+
+def to_toml(config: RunConfig) -> str:
+    """The settings as TOML, every key written out, in the order of the dataclasses."""
+    lines: list[str] = []
+    for section in dataclasses.fields(config):
+        lines.append(f"[{section.name}]")
+        values = getattr(config, section.name)
+        lines.extend(
+            f"{key.name} = {_toml_value(getattr(values, key.name))}"
+            for key in dataclasses.fields(values)
+        )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(v) for v in typing.cast("tuple[object]", value)) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,1 @@
+"""From a folder of images and masks to batches on canvases."""

@@ -1,0 +1,29 @@
+"""The exception tree: every error that a user can cause derives from `AnysizeError`.
+
+A message says what is wrong, what was got, in which file, and what to do. The command line prints
+the message without a traceback and exits with 2.
+"""
+
+
+class AnysizeError(Exception):
+    """Something that the user can put right; the message says how."""
+
+
+class ConfigError(AnysizeError):
+    """A key or value of `run.toml`, `plan.json` or the command line does not hold."""
+
+
+class DataError(AnysizeError):
+    """An image, a mask, `classes.toml` or the folder that holds them does not hold."""
+
+
+class ShapeError(AnysizeError):
+    """An image does not fit on a canvas, or a layout breaks the rules of exact padding."""
+
+
+class WeightsError(AnysizeError):
+    """A weights file or a checkpoint is damaged, or is one of another net."""
+
+
+class DeviceError(AnysizeError):
+    """A device was asked for that this machine does not have, or its memory ran out."""

@@ -1,0 +1,1 @@
+"""The nets, and the operations that keep them exact on a canvas."""

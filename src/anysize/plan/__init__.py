@@ -1,0 +1,1 @@
+"""Choosing canvases, and packing images onto them."""
