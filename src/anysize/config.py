@@ -331,6 +331,10 @@ def _check(config: RunConfig, source: str) -> None:
     for key, value in not_negative.items():
         if not value >= 0:
             raise ConfigError(f"`{key}` is {value}; it must not be negative ({source}).")
+    _check_together(config, source)
+
+
+def _check_together(config: RunConfig, source: str) -> None:
     if config.model.units and len(config.model.units) != 4:
         raise ConfigError(
             f"`model.units` has {len(config.model.units)} numbers; it must have 4 ({source})."
@@ -341,6 +345,11 @@ def _check(config: RunConfig, source: str) -> None:
         raise ConfigError(
             f"`model.depth` is {config.model.depth}; it must be one of "
             f"{', '.join(map(str, UNITS))}, or give `model.units` ({source})."
+        )
+    if config.model.stride_position == "last_3x3" and config.model.dilation_rule == "previous":
+        raise ConfigError(
+            f'`model.dilation_rule` "previous" goes with a stride in the first unit ({source}). '
+            'Set `model.stride_position` to "first_3x3", as torchvision has it.'
         )
     if config.augment.max_scale < config.augment.min_scale:
         raise ConfigError(

@@ -1,0 +1,103 @@
+"""The pixel labeller: a ResNet v1 body and a transposed convolution that doubles its resolution.
+
+Takes `[n, 3, h, w]` pixels on a canvas; gives `[n, k, 2 * ch, 2 * cw]` logits, `ch` and `cw` being
+the canvas's cells at `output_stride`: stride 8 for a body of stride 16.
+
+Source: Long et al., "Fully Convolutional Networks" (2015), with the head of pose-tensorflow:
+3x3, stride 2, SAME, no activation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from anysize.config import ModelConfig
+from anysize.geometry import Layout, NetGeometry
+from anysize.models.ops import conv_transpose_same, upsample
+from anysize.models.resnet_v1 import (
+    ResNetV1,
+    resnet_v1_50,
+    resnet_v1_101,
+    resnet_v1_152,
+    resnet_v1_200,
+)
+
+__all__ = ["FCN", "UpsamplingHead", "build_model", "upsample"]
+
+
+class UpsamplingHead(nn.Module):
+    """Transposed convolution 3x3, stride 2; its output may be negative.
+
+    (`slim.conv2d_transpose` adds a ReLU unless told otherwise, which makes every logit at least 0.)
+    """
+
+    def __init__(
+        self, num_in: int, num_classes: int, *, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        bound = math.sqrt(6.0 / (9 * num_in + 9 * num_classes))
+        weights = torch.empty(num_in, num_classes, 3, 3)
+        self.weights = nn.Parameter(weights.uniform_(-bound, bound, generator=generator))
+        self.biases = nn.Parameter(torch.zeros(num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[n, num_in, h, w]`, zero outside the images, to `[n, num_classes, 2h, 2w]`."""
+        return conv_transpose_same(x, self.weights, self.biases)
+
+
+class FCN(nn.Module):
+    """Body and head."""
+
+    def __init__(self, body: ResNetV1, head: UpsamplingHead) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    @property
+    def geometry(self) -> NetGeometry:
+        """What placements need to know of the net."""
+        return self.body.geometry
+
+    def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
+        """Logits on the head's grid.
+
+        Args:
+            pixels: `[n, 3, h, w]`, normalised, zero outside the images; `h` and `w` multiples of 4.
+            layout: Of the images on the canvas.
+
+        Returns:
+            `[n, k, 2 * ch, 2 * cw]`; the cells of an image are its `coarse_rect`, doubled, and
+            everything else is meaningless.
+        """
+        return self.head(self.body(pixels, layout))
+
+
+def build_model(
+    config: ModelConfig, num_classes: int, *, generator: torch.Generator | None = None
+) -> FCN:
+    """Builds the net that `[model]` describes, with initial weights drawn from `generator`."""
+    match config.units or config.depth:
+        case 50:
+            body = resnet_v1_50
+        case 101:
+            body = resnet_v1_101
+        case 152:
+            body = resnet_v1_152
+        case 200:
+            body = resnet_v1_200
+        case _:
+            body = functools.partial(ResNetV1, config.units)
+    built = body(
+        geometry=config.geometry,
+        base_depth=config.base_depth,
+        stride_position=config.stride_position,
+        dilation_rule=config.dilation_rule,
+        norm=config.norm,
+        activation_checkpointing=config.activation_checkpointing,
+        generator=generator,
+    )
+    return FCN(built, UpsamplingHead(built.num_out, num_classes, generator=generator))

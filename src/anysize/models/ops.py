@@ -1,0 +1,290 @@
+"""Operations that keep an image on a canvas the same as alone: masked ReLU, norms, pooling.
+
+Each operation whose kernel is larger than 1 must see zeros outside every image, as it would see the
+padding of the image alone. Convolution, bias and norm make the outside non-zero; `masked_relu` sets
+it back to zero where such an operation follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anysize.geometry import (
+    Canvas,
+    Layout,
+    NetGeometry,
+    Rect,
+    level_canvas,
+    level_rects,
+    outside,
+)
+
+
+class LevelMask:
+    """Where the images lie on a canvas at one level.
+
+    Attributes:
+        strips: Rectangles that cover the outside.
+        num_valid: Cells that belong to images.
+    """
+
+    __slots__ = ("num_valid", "strips")
+
+    def __init__(self, canvas: Canvas, rects: list[Rect]) -> None:
+        self.strips: Sequence[Rect] = outside(canvas, rects)
+        self.num_valid = sum(r.height * r.width for r in rects)
+
+
+def level_masks(layout: Layout, geometry: NetGeometry) -> list[LevelMask]:
+    """The masks of a layout at strides 1, 2, 4, ... `output_stride`."""
+    return [
+        LevelMask(level_canvas(layout, level), level_rects(layout, geometry, level))
+        for level in range(geometry.num_levels)
+    ]
+
+
+def zero_outside_(x: Tensor, mask: LevelMask) -> Tensor:
+    """Sets the outside of all images to zero, in place.
+
+    Args:
+        x: `[n, c, h, w]` at the level of the mask.
+        mask: Of the same level.
+    """
+    for r in mask.strips:
+        x[r.slot, :, r.top : r.top + r.height, r.left : r.left + r.width].zero_()
+    return x
+
+
+class _MaskedReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: LevelMask) -> Tensor:  # noqa: ANN401
+        y = zero_outside_(torch.relu_(x), mask)
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        (y,) = ctx.saved_tensors
+        # The plain ReLU's backward: y is zero outside, so the gradient is cut there at no cost.
+        return torch.ops.aten.threshold_backward(grads[0], y, 0), None
+
+
+def masked_relu(x: Tensor, mask: LevelMask) -> Tensor:
+    """ReLU that also zeroes the outside of all images; works in place.
+
+    Args:
+        x: `[n, c, h, w]`; overwritten.
+        mask: Of the level of `x`.
+    """
+    return _MaskedReLU.apply(x, mask)
+
+
+class _ValidBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        mask: LevelMask,
+        epsilon: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        statistics = torch.float64 if x.dtype == torch.float64 else torch.float32
+        centred = zero_outside_(x.to(statistics, copy=True), mask)
+        mean = centred.sum((0, 2, 3)) / mask.num_valid
+        # Centred first: a sum of squares of large values would lose the variance.
+        zero_outside_(centred.sub_(mean[:, None, None]), mask)
+        variance = centred.square().sum((0, 2, 3)) / mask.num_valid
+        inverse_std = torch.rsqrt(variance + epsilon)
+        ctx.save_for_backward(centred, gamma, inverse_std)
+        ctx.mask = mask
+        y = centred * (gamma * inverse_std)[:, None, None] + beta[:, None, None]
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        centred, gamma, inverse_std = ctx.saved_tensors
+        mask: LevelMask = ctx.mask
+        grad = zero_outside_(grads[0].clone(memory_format=torch.preserve_format), mask)
+        d_beta = grad.sum((0, 2, 3))
+        d_gamma = (grad * centred).sum((0, 2, 3)) * inverse_std
+        mean_grad = d_beta / mask.num_valid
+        mean_product = d_gamma * inverse_std / mask.num_valid
+        dx = grad.sub_(mean_grad[:, None, None]).sub_(centred * mean_product[:, None, None])
+        dx = zero_outside_(dx.mul_((gamma * inverse_std)[:, None, None]), mask)
+        return dx, d_gamma, d_beta, None, None
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias, and the batch norm after it, as in TF-Slim's `slim.conv2d`.
+
+    With frozen statistics, and in eval mode, the norm is folded into the convolution: its scale
+    multiplies the weights and its shift is the bias. That is the same function, gradients of gamma
+    and beta included; it saves two passes over the activations, and in bf16 it rounds differently.
+
+    With trained statistics, mean and variance are those of the valid pixels on the canvas. The
+    moving ones follow when `update_moving_statistics` is called, so that a forward pass that is
+    recomputed (activation checkpointing) does not count twice.
+
+    Parameters are named as in TF-Slim: `weights`, `gamma`, `beta`, and the buffers `moving_mean`
+    and `moving_variance`.
+
+    Source: tf_slim 1.1.0 `resnet_arg_scope` (decay 0.997, epsilon 1e-5), PARITY "init".
+    """
+
+    EPSILON = 1e-5
+    MOMENTUM = 0.003
+
+    weights: nn.Parameter
+    gamma: nn.Parameter
+    beta: nn.Parameter
+    moving_mean: Tensor
+    moving_variance: Tensor
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        rate: int = 1,
+        norm: Literal["frozen", "trained"],
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        self.stride = stride
+        self.rate = rate
+        # conv2d_same pads k_eff - 1 in total, the smaller half first: symmetric for odd kernels.
+        self.padding = rate * (kernel_size - 1) // 2
+        self.norm = norm
+        weights = torch.empty(num_out, num_in, kernel_size, kernel_size)
+        sigma = math.sqrt(1.3 * 2.0 / (num_in * kernel_size * kernel_size))
+        nn.init.trunc_normal_(weights, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
+        self.weights = nn.Parameter(weights)
+        self.gamma = nn.Parameter(torch.ones(num_out))
+        self.beta = nn.Parameter(torch.zeros(num_out))
+        self.register_buffer("moving_mean", torch.zeros(num_out))
+        self.register_buffer("moving_variance", torch.ones(num_out))
+        self._last_statistics: tuple[Tensor, Tensor, int] | None = None
+
+    def forward(self, x: Tensor, mask: LevelMask) -> Tensor:
+        """Convolves and normalises.
+
+        Args:
+            x: `[n, num_in, h, w]`, zero outside the images where the kernel is larger than 1.
+            mask: Of the level of the output.
+
+        Returns:
+            `[n, num_out, ceil(h / stride), ceil(w / stride)]`; the outside holds anything.
+        """
+        if self.norm == "trained" and self.training:
+            return self._normalise_by_step(self._convolve(x, self.weights, None), mask)
+        scale = self.gamma * torch.rsqrt(self.moving_variance + self.EPSILON)
+        return self._convolve(
+            x, self.weights * scale[:, None, None, None], self.beta - self.moving_mean * scale
+        )
+
+    def _convolve(self, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weights, bias, self.stride, self.padding, self.rate)
+
+    def _normalise_by_step(self, x: Tensor, mask: LevelMask) -> Tensor:
+        y, mean, variance = _ValidBatchNorm.apply(x, self.gamma, self.beta, mask, self.EPSILON)
+        self._last_statistics = (mean, variance, mask.num_valid)
+        return y.to(x.dtype)
+
+    @torch.no_grad()
+    def update_moving_statistics(self) -> None:
+        """Moves the moving statistics towards those of the last forward pass in training."""
+        if self._last_statistics is None:
+            return
+        mean, variance, count = self._last_statistics
+        self._last_statistics = None
+        unbiased = variance * (count / max(count - 1, 1))
+        self.moving_mean.lerp_(mean.to(self.moving_mean.dtype), self.MOMENTUM)
+        self.moving_variance.lerp_(unbiased.to(self.moving_variance.dtype), self.MOMENTUM)
+
+
+def update_moving_statistics(model: nn.Module) -> None:
+    """Updates every norm of a net; to be called once after each training pass."""
+    for module in model.modules():
+        if isinstance(module, ConvNorm):
+            module.update_moving_statistics()
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """3x3 max-pool with stride 2 whose first window starts at cell 0 of the canvas.
+
+    Images are placed so that this is their own window position (`NetGeometry.shift`). Zeros outside
+    act as minus infinity, since the input is not negative.
+
+    Args:
+        x: `[n, c, h, w]` with even `h` and `w`, not negative, zero outside the images.
+
+    Returns:
+        `[n, c, h / 2, w / 2]`.
+    """
+    return F.max_pool2d(x, 3, 2, ceil_mode=True)
+
+
+def conv_transpose_same(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """3x3 transposed convolution with stride 2 and SAME alignment.
+
+    Args:
+        x: `[n, num_in, h, w]`, zero outside the images.
+        weights: `[num_in, num_out, 3, 3]`.
+        bias: `[num_out]`.
+
+    Returns:
+        `[n, num_out, 2h, 2w]`: the full result without its last row and column. (`padding=1,
+        output_padding=1` has the same size, and is one pixel off.)
+
+    Source: `tf.nn.conv2d_transpose` with SAME: the crop begins at max(k - stride, 0) // 2 = 0.
+    """
+    full = F.conv_transpose2d(x, weights, bias, stride=2)
+    return full[:, :, : 2 * x.shape[2], : 2 * x.shape[3]]
+
+
+def upsample(logits: Tensor, layout: Layout, geometry: NetGeometry) -> Tensor:
+    """Bilinear upsampling of the head's logits to full resolution, clamped at each image's border.
+
+    Every image's outermost cells are first copied one cell outwards, so that interpolation near a
+    border reads the image's own cells only. Alone, this is `F.interpolate(align_corners=False)`.
+
+    Args:
+        logits: `[n, k, 2 * ch, 2 * cw]` on the head's grid.
+        layout: Of the images.
+        geometry: Of the net.
+
+    Returns:
+        `[n, k, ch * output_stride, cw * output_stride]` float32 or float64; the pixels of an image
+        are at `geometry.target_rect(placement, geometry, "full")`.
+    """
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    num_slots, num_classes, height, width = logits.shape
+    source = torch.arange(height * width).view(1, height, width).repeat(num_slots, 1, 1)
+    for rect in level_rects(layout, geometry, geometry.num_levels - 1):
+        top, left = 2 * rect.top, 2 * rect.left
+        bottom, right = top + 2 * rect.height, left + 2 * rect.width
+        rows = torch.arange(max(top - 1, 0), min(bottom + 1, height))
+        columns = torch.arange(max(left - 1, 0), min(right + 1, width))
+        source[rect.slot, rows[:, None], columns] = rows.clamp(top, bottom - 1)[
+            :, None
+        ] * width + columns.clamp(left, right - 1)
+    index = source.view(num_slots, 1, -1).expand(-1, num_classes, -1).to(logits.device)
+    clamped = logits.reshape(num_slots, num_classes, -1).gather(2, index)
+    return F.interpolate(
+        clamped.view(num_slots, num_classes, height, width),
+        scale_factor=geometry.head_stride,
+        mode="bilinear",
+        align_corners=False,
+    )

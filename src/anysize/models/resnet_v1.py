@@ -1,0 +1,196 @@
+"""ResNet v1 bodies with a chosen output stride, as TF-Slim builds them.
+
+Takes `[n, 3, h, w]` pixels on a canvas and the layout of the images on it; gives `[n, 32 * base
+depth, h / output_stride, w / output_stride]`, zero outside the images.
+
+The paper's net: a 7x7/2 convolution, a 3x3/2 max-pool, then four blocks of bottleneck units (1x1,
+3x3, 1x1, each with batch norm) with 3, 4, 6, 3 units for ResNet-50 and more for the others.
+
+Three systems published weights for it, and differ in three rules, which are arguments:
+
+- `pool_padding` (in `NetGeometry`): where the pooling starts and how it rounds.
+- `stride_position`: which convolution of a block has the stride. "last_3x3": the 3x3 of the last
+  unit (TF-Slim). "first_3x3": the 3x3 of the first unit (torchvision). "first_1x1": the first 1x1
+  and the shortcut of the first unit (Caffe).
+- `dilation_rule`: the rate of the first unit of a dilated block. "new": that of the whole block
+  (TF-Slim, Caffe). "previous": that of the block before (torchvision).
+
+Sources: He et al., "Deep Residual Learning for Image Recognition" (2015); tf_slim 1.1.0
+`nets/resnet_v1.py`, `nets/resnet_utils.py`; KaimingHe's prototxts; torchvision `models/resnet.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from anysize.config import UNITS
+from anysize.geometry import Layout, NetGeometry
+from anysize.models.ops import ConvNorm, LevelMask, level_masks, masked_relu, max_pool
+
+StridePosition = Literal["last_3x3", "first_3x3", "first_1x1"]
+DilationRule = Literal["new", "previous"]
+Norm = Literal["frozen", "trained"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitPlan:
+    """Stride and dilation of one bottleneck unit, and the level of its input and output."""
+
+    block: int
+    unit: int
+    stride: int
+    rate: int
+    level_in: int
+    level_out: int
+
+
+def plan_units(
+    units: tuple[int, ...],
+    output_stride: int,
+    stride_position: StridePosition = "last_3x3",
+    dilation_rule: DilationRule = "new",
+) -> list[UnitPlan]:
+    """Strides and dilations of all units for an output stride.
+
+    Once the target stride is reached, a unit that would have a stride gets none, and the stride
+    multiplies the dilation instead: from the next unit on, where the unit is the last of its block
+    or the rule is "previous"; from this unit on, where the rule is "new".
+
+    Source: tf_slim `stack_blocks_dense`; torchvision `_make_layer`.
+    """
+    in_last = stride_position == "last_3x3"
+    nominal = (2, 2, 2, 1) if in_last else (1, 2, 2, 2)
+    plans: list[UnitPlan] = []
+    level, rate = 2, 1
+    for block, (num_units, block_stride) in enumerate(zip(units, nominal, strict=True)):
+        for unit in range(num_units):
+            stride = block_stride if unit == (num_units - 1 if in_last else 0) else 1
+            if stride == 1 or 1 << level < output_stride:
+                level_in, level = level, level + (stride == 2)
+                plans.append(UnitPlan(block, unit, stride, rate, level_in, level))
+            elif in_last or dilation_rule == "previous":
+                plans.append(UnitPlan(block, unit, 1, rate, level, level))
+                rate *= stride
+            else:
+                rate *= stride
+                plans.append(UnitPlan(block, unit, 1, rate, level, level))
+    return plans
+
+
+class Bottleneck(nn.Module):
+    """A bottleneck unit: 1x1, 3x3, 1x1, added to its shortcut."""
+
+    def __init__(
+        self,
+        plan: UnitPlan,
+        num_in: int,
+        depth: int,
+        *,
+        stride_in_1x1: bool,
+        norm: Norm,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        self.plan = plan
+        num_out = 4 * depth
+        first, second = (plan.stride, 1) if stride_in_1x1 else (1, plan.stride)
+        self.middle_level = plan.level_out if stride_in_1x1 else plan.level_in
+
+        def conv(num_in: int, num_out: int, size: int, stride: int, rate: int = 1) -> ConvNorm:
+            return ConvNorm(
+                num_in, num_out, size, stride=stride, rate=rate, norm=norm, generator=generator
+            )
+
+        self.shortcut = None if num_in == num_out else conv(num_in, num_out, 1, plan.stride)
+        self.conv1 = conv(num_in, depth, 1, first)
+        self.conv2 = conv(depth, depth, 3, second, plan.rate)
+        self.conv3 = conv(depth, num_out, 1, 1)
+
+    def forward(self, x: Tensor, masks: list[LevelMask]) -> Tensor:
+        """`[n, num_in, h, w]` to `[n, 4 * depth, h / stride, w / stride]`, before the last ReLU.
+
+        The outside of the result holds anything: only 1x1 convolutions follow.
+        """
+        middle, out = masks[self.middle_level], masks[self.plan.level_out]
+        if self.shortcut is not None:
+            shortcut = self.shortcut(x, out)
+        else:
+            s = self.plan.stride
+            shortcut = x[:, :, ::s, ::s]
+        y = masked_relu(self.conv1(x, middle), middle)
+        y = F.relu(self.conv2(y, out), inplace=True)
+        return self.conv3(y, out).add_(shortcut)
+
+
+class ResNetV1(nn.Module):
+    """The body; see the module's docstring.
+
+    Attributes:
+        geometry: What placements need to know of the net.
+        num_out: Channels of the output.
+    """
+
+    def __init__(
+        self,
+        units: tuple[int, ...],
+        *,
+        geometry: NetGeometry,
+        base_depth: int = 64,
+        stride_position: StridePosition = "last_3x3",
+        dilation_rule: DilationRule = "new",
+        norm: Norm = "frozen",
+        activation_checkpointing: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.activation_checkpointing = activation_checkpointing
+        self.conv1 = ConvNorm(3, base_depth, 7, stride=2, norm=norm, generator=generator)
+        num_in = base_depth
+        self.units = nn.ModuleDict()
+        for plan in plan_units(units, geometry.output_stride, stride_position, dilation_rule):
+            depth = base_depth << plan.block
+            self.units[f"block{plan.block + 1}_unit{plan.unit + 1}"] = Bottleneck(
+                plan,
+                num_in,
+                depth,
+                stride_in_1x1=stride_position == "first_1x1",
+                norm=norm,
+                generator=generator,
+            )
+            num_in = 4 * depth
+        self.num_out = num_in
+
+    def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
+        """Runs the body on a canvas.
+
+        Args:
+            pixels: `[n, 3, h, w]`, normalised, zero outside the images; `h` and `w` multiples of 4.
+            layout: Of the images on the canvas.
+
+        Returns:
+            `[n, num_out, ceil(h / output_stride), ceil(w / output_stride)]`, zero outside.
+        """
+        masks = level_masks(layout, self.geometry)
+        x = max_pool(masked_relu(self.conv1(pixels, masks[1]), masks[1]))
+        for i, unit in enumerate(self.units.values()):
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(unit, x, masks, use_reentrant=False)
+            else:
+                x = unit(x, masks)
+            if i + 1 < len(self.units):
+                x = F.relu(x, inplace=True)
+        return masked_relu(x, masks[-1])
+
+
+resnet_v1_50 = functools.partial(ResNetV1, UNITS[50])
+resnet_v1_101 = functools.partial(ResNetV1, UNITS[101])
+resnet_v1_152 = functools.partial(ResNetV1, UNITS[152])
+resnet_v1_200 = functools.partial(ResNetV1, UNITS[200])
