@@ -90,6 +90,8 @@ class ModelConfig:
         pool_padding, stride_position, dilation_rule: See `anysize.models.resnet_v1`.
         norm: "frozen": statistics fixed, gamma and beta trained. "trained": statistics of the valid
             pixels of the step.
+        norm_decay: Share of the moving statistics that a step keeps, where they are trained; lower
+            it for runs of fewer than some thousand steps.
         loss_at: "grid": at the logits' grid, half the output stride. "full": at full resolution.
         activation_checkpointing: Recompute each unit in the backward pass: less memory, more time.
     """
@@ -102,6 +104,7 @@ class ModelConfig:
     stride_position: Literal["last_3x3", "first_3x3", "first_1x1"] = "last_3x3"
     dilation_rule: Literal["new", "previous"] = "new"
     norm: Literal["frozen", "trained"] = "frozen"
+    norm_decay: float = 0.997
     loss_at: LossAt = "grid"
     activation_checkpointing: bool = False
 
@@ -235,9 +238,18 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path} cannot be read as TOML: {error}.") from None
     for override in overrides:
         _apply_override(table, override)
-    config = _build(RunConfig, table, "", str(path))
+    config = from_table(RunConfig, table, str(path))
     _check(config, str(path))
     return config
+
+
+def from_table(cls: type[T], table: Mapping[str, Any], source: str) -> T:
+    """Builds a dataclass of settings from a parsed TOML or JSON table.
+
+    Raises:
+        ConfigError: An unknown or missing key, or a value of the wrong type; names `source`.
+    """
+    return _build(cls, table, "", source)
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:
@@ -356,8 +368,16 @@ def _check_together(config: RunConfig, source: str) -> None:
             f"`augment.max_scale` {config.augment.max_scale} is below `augment.min_scale` "
             f"{config.augment.min_scale} ({source})."
         )
-    if config.augment.crop and len(config.augment.crop) != 2:
-        raise ConfigError(f"`augment.crop` must be [height, width] ({source}).")
+    crop = config.augment.crop
+    if crop and (len(crop) != 2 or min(crop) < 1):
+        raise ConfigError(
+            f"`augment.crop` is {list(crop)}; it must be [height, width], each above 0 ({source})."
+        )
+    if not 0 <= config.model.norm_decay < 1:
+        raise ConfigError(
+            f"`model.norm_decay` is {config.model.norm_decay}; it must be at least 0 and below 1 "
+            f"({source})."
+        )
     if not 0 < config.data.val_fraction < 1:
         raise ConfigError(
             f"`data.val_fraction` is {config.data.val_fraction}; it must lie between 0 and 1 "

@@ -97,6 +97,7 @@ def build_model(
         stride_position=config.stride_position,
         dilation_rule=config.dilation_rule,
         norm=config.norm,
+        norm_decay=config.norm_decay,
         activation_checkpointing=config.activation_checkpointing,
         generator=generator,
     )

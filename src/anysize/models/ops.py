@@ -137,11 +137,10 @@ class ConvNorm(nn.Module):
     Parameters are named as in TF-Slim: `weights`, `gamma`, `beta`, and the buffers `moving_mean`
     and `moving_variance`.
 
-    Source: tf_slim 1.1.0 `resnet_arg_scope` (decay 0.997, epsilon 1e-5), PARITY "init".
+    Source: tf_slim 1.1.0 `resnet_arg_scope` (epsilon 1e-5, decay 0.997 as `norm_decay`).
     """
 
     EPSILON = 1e-5
-    MOMENTUM = 0.003
 
     weights: nn.Parameter
     gamma: nn.Parameter
@@ -158,6 +157,7 @@ class ConvNorm(nn.Module):
         stride: int = 1,
         rate: int = 1,
         norm: Literal["frozen", "trained"],
+        norm_decay: float,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
@@ -166,6 +166,7 @@ class ConvNorm(nn.Module):
         # conv2d_same pads k_eff - 1 in total, the smaller half first: symmetric for odd kernels.
         self.padding = rate * (kernel_size - 1) // 2
         self.norm = norm
+        self.norm_decay = norm_decay
         weights = torch.empty(num_out, num_in, kernel_size, kernel_size)
         sigma = math.sqrt(1.3 * 2.0 / (num_in * kernel_size * kernel_size))
         nn.init.trunc_normal_(weights, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
@@ -209,8 +210,9 @@ class ConvNorm(nn.Module):
         mean, variance, count = self._last_statistics
         self._last_statistics = None
         unbiased = variance * (count / max(count - 1, 1))
-        self.moving_mean.lerp_(mean.to(self.moving_mean.dtype), self.MOMENTUM)
-        self.moving_variance.lerp_(unbiased.to(self.moving_variance.dtype), self.MOMENTUM)
+        momentum = 1 - self.norm_decay
+        self.moving_mean.lerp_(mean.to(self.moving_mean.dtype), momentum)
+        self.moving_variance.lerp_(unbiased.to(self.moving_variance.dtype), momentum)
 
 
 def update_moving_statistics(model: nn.Module) -> None:

@@ -95,6 +95,7 @@ class Bottleneck(nn.Module):
         *,
         stride_in_1x1: bool,
         norm: Norm,
+        norm_decay: float,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
@@ -105,7 +106,14 @@ class Bottleneck(nn.Module):
 
         def conv(num_in: int, num_out: int, size: int, stride: int, rate: int = 1) -> ConvNorm:
             return ConvNorm(
-                num_in, num_out, size, stride=stride, rate=rate, norm=norm, generator=generator
+                num_in,
+                num_out,
+                size,
+                stride=stride,
+                rate=rate,
+                norm=norm,
+                norm_decay=norm_decay,
+                generator=generator,
             )
 
         self.shortcut = None if num_in == num_out else conv(num_in, num_out, 1, plan.stride)
@@ -146,13 +154,16 @@ class ResNetV1(nn.Module):
         stride_position: StridePosition = "last_3x3",
         dilation_rule: DilationRule = "new",
         norm: Norm = "frozen",
+        norm_decay: float = 0.997,
         activation_checkpointing: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         self.geometry = geometry
         self.activation_checkpointing = activation_checkpointing
-        self.conv1 = ConvNorm(3, base_depth, 7, stride=2, norm=norm, generator=generator)
+        self.conv1 = ConvNorm(
+            3, base_depth, 7, stride=2, norm=norm, norm_decay=norm_decay, generator=generator
+        )
         num_in = base_depth
         self.units = nn.ModuleDict()
         for plan in plan_units(units, geometry.output_stride, stride_position, dilation_rule):
@@ -163,6 +174,7 @@ class ResNetV1(nn.Module):
                 depth,
                 stride_in_1x1=stride_position == "first_1x1",
                 norm=norm,
+                norm_decay=norm_decay,
                 generator=generator,
             )
             num_in = 4 * depth

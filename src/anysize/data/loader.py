@@ -1,0 +1,241 @@
+"""Makes batches ready ahead of the step: decodes, augments, normalises and places images.
+
+Threads do it, since decoding and resizing leave Python's lock alone. Each image is one piece of
+work that writes into its own rectangle of the batch, so the result does not depend on how many
+threads there are or which of them is first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anysize.config import PixelConvention
+from anysize.data.samples import Classes, Sample, decode_image, decode_mask, label_kind
+from anysize.data.transforms import Draw, apply_draw
+from anysize.errors import DataError
+from anysize.geometry import (
+    Layout,
+    LossAt,
+    NetGeometry,
+    Placement,
+    Size,
+    grid_centres,
+    target_canvas,
+    target_rect,
+)
+from anysize.plan.packing import Pass, Step
+
+
+def load_steps(
+    samples: Sequence[Sample],
+    steps: Sequence[Step],
+    draws: Sequence[Draw],
+    *,
+    classes: Classes,
+    geometry: NetGeometry,
+    loss_at: LossAt,
+    pixels: PixelConvention,
+    num_threads: int,
+    prefetch_steps: int,
+    start: int = 0,
+) -> Generator[LoadedStep, None, None]:
+    """Yields the steps in order, each made ready while those before it run.
+
+    Threads end when the iterator is closed, also by an exception inside it such as Ctrl-C. Hold it
+    in `contextlib.closing` so that an exception outside it closes it too.
+
+    Args:
+        samples: `Pass.images` are indices into it.
+        steps: Of one epoch.
+        draws: What is done to each sample, by the same index.
+        classes: Of the samples.
+        geometry: Of the net.
+        loss_at: Where labels are placed; see `anysize.geometry.target_rect`.
+        pixels: How the net takes its pixels.
+        num_threads: Images that are worked on at once.
+        prefetch_steps: Steps made ready ahead of the one that was last yielded; bounds the memory.
+        start: Steps to leave out at the front, for a run that resumes.
+
+    Raises:
+        DataError: An image or mask cannot be decoded or does not hold; raised in the caller's
+            thread when its step is due.
+    """
+    recipe = _Recipe(
+        samples=samples,
+        draws=draws,
+        classes=classes,
+        geometry=geometry,
+        loss_at=loss_at,
+        pixels=pixels,
+    )
+    remaining = iter(steps[start:])
+    ahead: deque[list[_Filling]] = deque()
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="anysize-loader")
+    try:
+        while True:
+            began = time.perf_counter()
+            for step in islice(remaining, prefetch_steps + 1 - len(ahead)):
+                ahead.append([_start(p, recipe, pool) for p in step.passes])
+            if not ahead:
+                return
+            batches = tuple(_finish(filling) for filling in ahead.popleft())
+            yield LoadedStep(
+                batches=batches,
+                wait_s=time.perf_counter() - began,
+                num_valid=sum(batch.num_valid for batch in batches),
+            )
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def normalise(image: NDArray[np.uint8], pixels: PixelConvention) -> NDArray[np.float32]:
+    """Turns RGB into the net's input, `[h, w, 3]`, with channels in `pixels.channel_order`."""
+    ordered = image[..., ::-1] if pixels.channel_order == "BGR" else image
+    values = ordered.astype(np.float32)
+    values *= np.float32(pixels.max_value / 255)
+    values -= np.asarray(pixels.mean, np.float32)
+    values /= np.asarray(pixels.std, np.float32)
+    return values
+
+
+def _start(work: Pass, recipe: _Recipe, pool: ThreadPoolExecutor) -> _Filling:
+    """Makes an empty batch and hands its images to the threads."""
+    classes = recipe.classes
+    canvas = work.layout.canvas
+    labels = target_canvas(canvas, recipe.geometry, recipe.loss_at)
+    # Channels last: the tensor that the net gets is this array with its axes renamed.
+    pixels = np.zeros((canvas.slots, canvas.height, canvas.width, 3), np.float32)
+    if label_kind(recipe.samples[work.images[0]], classes) == "softmax":
+        shape, kind = (labels.slots, labels.height, labels.width), np.int64
+    else:
+        shape, kind = (labels.slots, len(classes.names), labels.height, labels.width), np.uint8
+    target = np.full(shape, classes.ignore_index, kind)
+    num_valid = tuple(
+        pool.submit(_fill, index, placement, recipe, pixels, target)
+        for index, placement in zip(work.images, work.layout.placements, strict=True)
+    )
+    return _Filling(work=work, recipe=recipe, pixels=pixels, target=target, num_valid=num_valid)
+
+
+def _finish(filling: _Filling) -> Batch:
+    num_valid = sum(future.result() for future in filling.num_valid)
+    return Batch(
+        pixels=torch.from_numpy(filling.pixels).permute(0, 3, 1, 2),
+        target=torch.from_numpy(filling.target),
+        layout=filling.work.layout,
+        stems=tuple(filling.recipe.samples[i].stem for i in filling.work.images),
+        num_valid=num_valid,
+    )
+
+
+def _fill(
+    index: int,
+    placement: Placement,
+    recipe: _Recipe,
+    pixels: NDArray[np.float32],
+    target: NDArray[np.generic],
+) -> int:
+    """Puts one image and its labels into a batch; returns the number of its valid labels."""
+    sample, draw = recipe.samples[index], recipe.draws[index]
+    assert placement.size == draw.out_size, (
+        f"{sample.stem} is placed as {placement.size}, but drawn as {draw.out_size}"
+    )
+    try:
+        image, mask = apply_draw(draw, _decode(sample), decode_mask(sample, recipe.classes))
+    except Exception as error:
+        error.add_note(f"while loading {sample.image}")
+        raise
+    pixels[
+        placement.slot,
+        placement.top : placement.top + placement.height,
+        placement.left : placement.left + placement.width,
+    ] = normalise(image, recipe.pixels)
+    if recipe.loss_at == "grid":
+        rows = np.array(grid_centres(placement.height, recipe.geometry))
+        columns = np.array(grid_centres(placement.width, recipe.geometry))
+        mask = mask[..., rows[:, None], columns]
+    rect = target_rect(placement, recipe.geometry, recipe.loss_at)
+    target[
+        rect.slot, ..., rect.top : rect.top + rect.height, rect.left : rect.left + rect.width
+    ] = mask
+    return int(np.count_nonzero(mask != recipe.classes.ignore_index))
+
+
+def _decode(sample: Sample) -> NDArray[np.uint8]:
+    image = decode_image(sample.image)
+    size = Size(*image.shape[:2])
+    if size != sample.size:
+        raise DataError(
+            f"{sample.image} is {size}, but was {sample.size} when the data folder was read. "
+            f"Leave the folder alone while it is in use; start again."
+        )
+    return image
+
+
+@dataclass(slots=True)
+class Batch:
+    """A canvas with its images and labels.
+
+    Attributes:
+        pixels: float32 `[n, 3, h, w]`, channels last in memory, normalised; exactly zero outside
+            the images.
+        target: On `target_canvas`, `ignore_index` outside the images: int64 `[n, th, tw]` of class
+            ids (softmax), or uint8 `[n, k, th, tw]` of 0 and 1 (sigmoid).
+        layout: The canvas and where its images lie.
+        stems: Of the images, in the order of `layout.placements`.
+        num_valid: Entries of `target` other than `ignore_index`.
+    """
+
+    pixels: Tensor
+    target: Tensor
+    layout: Layout
+    stems: tuple[str, ...]
+    num_valid: int
+
+
+@dataclass(slots=True)
+class LoadedStep:
+    """The batches of one optimiser step.
+
+    Attributes:
+        batches: One a pass.
+        wait_s: Seconds that the caller was held up for this step.
+        num_valid: Sum over the batches: what the loss of the step is divided by.
+    """
+
+    batches: tuple[Batch, ...]
+    wait_s: float
+    num_valid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """All that turns a sample's index into pixels and labels; see `load_steps`."""
+
+    samples: Sequence[Sample]
+    draws: Sequence[Draw]
+    classes: Classes
+    geometry: NetGeometry
+    loss_at: LossAt
+    pixels: PixelConvention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filling:
+    """A batch that threads are at work on: its arrays, and for each image its valid labels."""
+
+    work: Pass
+    recipe: _Recipe
+    pixels: NDArray[np.float32]
+    target: NDArray[np.generic]
+    num_valid: tuple[Future[int], ...]

@@ -1,0 +1,152 @@
+"""Augmentation of image and mask together: scale, crop, mirror and colour.
+
+What is done to a sample is drawn first, from its size alone (`draw`), so that steps can be packed
+before a file is opened; then it is applied to the decoded pixels (`apply_draw`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance
+
+from anysize.config import AugmentConfig
+from anysize.geometry import Rect, Size
+
+
+def draw(config: AugmentConfig, size: Size, *, seed: int, epoch: int, index: int) -> Draw:
+    """Draws what is done to one image in one epoch.
+
+    Args:
+        config: `[augment]` of the run.
+        size: The image's own size.
+        seed: Of the run.
+        epoch: From 0.
+        index: The image's place among the training samples.
+    """
+    # The last word keeps this stream apart from that of the order (seed, epoch): numpy fills a
+    # short seed up with zeros.
+    rng = np.random.default_rng((seed, epoch, index, 1))
+    # Every number is drawn whether it is used or not, so that one setting never changes another.
+    log_factor = rng.uniform(math.log(config.min_scale), math.log(config.max_scale))
+    mirrored = rng.random() < 0.5
+    brightness, contrast, saturation = (
+        float(rng.uniform(max(0.0, 1 - reach), 1 + reach))
+        for reach in (config.brightness, config.contrast, config.saturation)
+    )
+    crop_top, crop_left = rng.random(2)
+
+    # Clamped, since the logarithm's rounding may overstep the bounds by a hair.
+    factor = min(max(math.exp(log_factor), config.min_scale), config.max_scale)
+    scaled = _scaled(size, factor)
+    kept = _cropped(scaled, config.crop)
+    crop = None
+    if kept != scaled:
+        top = int(crop_top * (scaled.height - kept.height + 1))
+        left = int(crop_left * (scaled.width - kept.width + 1))
+        crop = Rect(0, top, left, kept.height, kept.width)
+    return Draw(
+        scaled=scaled,
+        crop=crop,
+        mirror=config.mirror and mirrored,
+        brightness=brightness,
+        contrast=contrast,
+        saturation=saturation,
+    )
+
+
+def largest_size(config: AugmentConfig, size: Size) -> Size:
+    """The largest size that `draw` can make of an image, for a plan that must hold it."""
+    return _cropped(_scaled(size, config.max_scale), config.crop)
+
+
+def no_augmentation(size: Size) -> Draw:
+    """Leaves an image as it is, for evaluation."""
+    return Draw(scaled=size, crop=None, mirror=False, brightness=1.0, contrast=1.0, saturation=1.0)
+
+
+def apply_draw(
+    draw: Draw, image: NDArray[np.uint8], mask: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Does the same to image and mask.
+
+    The image is scaled bilinearly, with an antialiasing filter where it shrinks. Each mask pixel
+    takes the label beneath its centre. Mirroring leaves the order of the classes alone.
+
+    Args:
+        draw: For an image of this size.
+        image: RGB, `[h, w, 3]`.
+        mask: `[h, w]` or `[k, h, w]`.
+
+    Returns:
+        Image and mask of `draw.out_size`.
+    """
+    height, width = image.shape[:2]
+    rect = draw.crop or Rect(0, 0, 0, *draw.scaled)
+    picture = Image.fromarray(image)
+    if draw.scaled != (height, width):
+        picture = picture.resize((draw.scaled.width, draw.scaled.height), Image.Resampling.BILINEAR)
+    if draw.crop:
+        picture = picture.crop(
+            (rect.left, rect.top, rect.left + rect.width, rect.top + rect.height)
+        )
+    if draw.mirror:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    rows = _nearest(draw.scaled.height, height)[rect.top : rect.top + rect.height]
+    columns = _nearest(draw.scaled.width, width)[rect.left : rect.left + rect.width]
+    if draw.mirror:
+        columns = columns[::-1]
+    return np.array(_coloured(picture, draw)), mask[..., rows[:, None], columns]
+
+
+def _scaled(size: Size, factor: float) -> Size:
+    return Size(max(1, round(size.height * factor)), max(1, round(size.width * factor)))
+
+
+def _cropped(size: Size, crop: tuple[int, ...]) -> Size:
+    if not crop:
+        return size
+    return Size(min(size.height, crop[0]), min(size.width, crop[1]))
+
+
+def _nearest(scaled: int, extent: int) -> NDArray[np.intp]:
+    """The source pixel beneath the centre of each scaled pixel; integers, so no rounding."""
+    return (2 * np.arange(scaled) + 1) * extent // (2 * scaled)
+
+
+def _coloured(picture: Image.Image, draw: Draw) -> Image.Image:
+    for enhance, factor in (
+        (ImageEnhance.Brightness, draw.brightness),
+        (ImageEnhance.Contrast, draw.contrast),
+        (ImageEnhance.Color, draw.saturation),
+    ):
+        if factor != 1:
+            picture = enhance(picture).enhance(factor)
+    return picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What is done to one image: scaled, then cropped, then mirrored, then coloured.
+
+    Attributes:
+        scaled: The size that it is rescaled to.
+        crop: What is kept of the rescaled image; None keeps all.
+        mirror: Whether left and right are swapped.
+        brightness, contrast, saturation: Factors, in this order; 1 changes nothing.
+    """
+
+    scaled: Size
+    crop: Rect | None
+    mirror: bool
+    brightness: float
+    contrast: float
+    saturation: float
+
+    @property
+    def out_size(self) -> Size:
+        """The size that reaches the net."""
+        return self.scaled if self.crop is None else Size(self.crop.height, self.crop.width)

@@ -1,0 +1,265 @@
+"""Metrics of pixel labelling, streamed over images with bounded memory; the formulas in full.
+
+One label a pixel (softmax): everything follows from the confusion matrix `n`, where `n[i, j]`
+counts pixels of true class `i` that were labelled `j`, over all images together, ignored pixels
+left out. Any number of labels a pixel (sigmoid): everything follows from two histograms of scores a
+class, one of its positives and one of its negatives.
+
+A class that a metric is not defined for, because it never occurs, is None and left out of the mean;
+it is never counted as 0 or as 1.
+
+Source: Long et al., "Fully Convolutional Networks for Semantic Segmentation" (2015), section 5, for
+pixel accuracy, class accuracy and IoU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+NUM_BINS = 8000
+MAX_LOGIT = 16.0
+"""Score histograms cover logits from -16 to 16 in bins 0.004 wide; what lies beyond is clipped.
+
+Bins are equal in the logit, not in the probability: of a well trained net most probabilities lie
+above 0.999 or below 0.001, which a histogram of probabilities would not tell apart.
+"""
+
+
+@dataclass(slots=True)
+class Confusion:
+    """Counts of (true class, predicted class) over all images seen.
+
+    Attributes:
+        matrix: int64 `[k, k]`; rows are true classes.
+        num_images: Images added.
+    """
+
+    matrix: np.ndarray
+    num_images: int = 0
+
+
+@dataclass(slots=True)
+class ScoreHistograms:
+    """Histograms of each class's logits, over all images seen.
+
+    Attributes:
+        positives: int64 `[k, NUM_BINS]`, entries whose target is 1, by rising logit.
+        negatives: The same for entries whose target is 0.
+        num_images: Images added.
+        num_pixels: Pixels with at least one class that is not ignored.
+    """
+
+    positives: np.ndarray
+    negatives: np.ndarray
+    num_images: int = 0
+    num_pixels: int = 0
+
+
+def empty_confusion(num_classes: int) -> Confusion:
+    """A confusion matrix before the first image."""
+    return Confusion(np.zeros((num_classes, num_classes), np.int64))
+
+
+def add_labels(
+    confusion: Confusion, target: np.ndarray, predicted: np.ndarray, *, ignore_index: int
+) -> None:
+    """Adds one image to a confusion matrix.
+
+    Args:
+        confusion: Changed in place.
+        target: Integers `[h, w]`, true classes or `ignore_index`.
+        predicted: Integers `[h, w]`, predicted classes.
+        ignore_index: Pixels with this target count nowhere.
+    """
+    num_classes = len(confusion.matrix)
+    valid = target != ignore_index
+    pairs = target[valid].astype(np.int64) * num_classes + predicted[valid]
+    counts = np.bincount(pairs, minlength=num_classes * num_classes)
+    confusion.matrix += counts.reshape(num_classes, num_classes)
+    confusion.num_images += 1
+
+
+def softmax_metrics(confusion: Confusion, names: Sequence[str]) -> dict[str, Any]:
+    """The metrics of one label a pixel, as plain numbers.
+
+    Args:
+        confusion: Of all images.
+        names: Of the classes, in their order.
+
+    Returns:
+        kind: "softmax".
+        miou: Mean of `iou` over the classes that occur in the truth or in the prediction.
+        iou: By class, `iou`.
+        pixel_accuracy: `pixel_accuracy`.
+        class_accuracy: `class_accuracy`.
+        f1: By class, `f1`.
+        mean_f1: Mean of `f1` over the classes that occur in the truth or in the prediction.
+        num_images, num_pixels: Images added, and their pixels that are not ignored.
+    """
+    matrix = confusion.matrix
+    return {
+        "kind": "softmax",
+        "miou": _mean(iou(matrix)),
+        "iou": dict(zip(names, iou(matrix), strict=True)),
+        "pixel_accuracy": pixel_accuracy(matrix),
+        "class_accuracy": class_accuracy(matrix),
+        "f1": dict(zip(names, f1(matrix), strict=True)),
+        "mean_f1": _mean(f1(matrix)),
+        "num_images": confusion.num_images,
+        "num_pixels": int(matrix.sum()),
+    }
+
+
+def iou(matrix: np.ndarray) -> list[float | None]:
+    """Intersection over union of each class: `n[c, c] / (row sum c + column sum c - n[c, c])`.
+
+    None for a class that occurs neither in the truth nor in the prediction.
+    """
+    hits, truth, predicted = _counts(matrix)
+    return [_ratio(h, t + p - h) for h, t, p in zip(hits, truth, predicted, strict=True)]
+
+
+def f1(matrix: np.ndarray) -> list[float | None]:
+    """F1 (Dice) of each class: `2 n[c, c] / (row sum c + column sum c)`.
+
+    It is the harmonic mean of precision `n[c, c] / column sum` and recall `n[c, c] / row sum`. None
+    for a class that occurs neither in the truth nor in the prediction.
+    """
+    hits, truth, predicted = _counts(matrix)
+    return [_ratio(2 * h, t + p) for h, t, p in zip(hits, truth, predicted, strict=True)]
+
+
+def pixel_accuracy(matrix: np.ndarray) -> float | None:
+    """Share of pixels with the right label: `sum of n[c, c] / sum of n`; None without a pixel."""
+    return _ratio(int(np.trace(matrix)), int(matrix.sum()))
+
+
+def class_accuracy(matrix: np.ndarray) -> float | None:
+    """Mean recall: the mean of `n[c, c] / row sum c` over the classes that occur in the truth."""
+    hits, truth, _ = _counts(matrix)
+    return _mean([_ratio(h, t) for h, t in zip(hits, truth, strict=True)])
+
+
+def empty_histograms(num_classes: int) -> ScoreHistograms:
+    """Score histograms before the first image."""
+    return ScoreHistograms(
+        np.zeros((num_classes, NUM_BINS), np.int64), np.zeros((num_classes, NUM_BINS), np.int64)
+    )
+
+
+def add_scores(
+    histograms: ScoreHistograms, target: np.ndarray, logits: np.ndarray, *, ignore_index: int
+) -> None:
+    """Adds one image to score histograms.
+
+    Args:
+        histograms: Changed in place.
+        target: Integers `[k, h, w]`: 0, 1 or `ignore_index`, for each class on its own.
+        logits: Floats `[k, h, w]`, finite; a probability of one half is a logit of 0.
+        ignore_index: Entries with this target count nowhere.
+    """
+    valid = target != ignore_index
+    # The bin edge at 0 is met exactly, since nothing is added before rounding down.
+    bins = np.floor(logits * (NUM_BINS / (2 * MAX_LOGIT))) + NUM_BINS // 2
+    bins = np.clip(bins, 0, NUM_BINS - 1).astype(np.int64)
+    for c in range(len(target)):
+        for value, counts in ((1, histograms.positives), (0, histograms.negatives)):
+            counts[c] += np.bincount(bins[c][valid[c] & (target[c] == value)], minlength=NUM_BINS)
+    histograms.num_images += 1
+    histograms.num_pixels += int(valid.any(axis=0).sum())
+
+
+def sigmoid_metrics(histograms: ScoreHistograms, names: Sequence[str]) -> dict[str, Any]:
+    """The metrics of any number of labels a pixel, as plain numbers.
+
+    Args:
+        histograms: Of all images.
+        names: Of the classes, in their order.
+
+    Returns:
+        kind: "sigmoid".
+        map: Mean of `average_precision` over the classes that occur in the truth.
+        average_precision: By class, `average_precision`.
+        average_precision_error: By class, `average_precision_error`: how far it may be off.
+        f1: By class, `f1_at_half`.
+        mean_f1: Mean of `f1_at_half` over the classes that occur in the truth or the prediction.
+        num_images, num_pixels: Images added, and their pixels with a class that is not ignored.
+    """
+    both = list(zip(histograms.positives, histograms.negatives, strict=True))
+    precisions = [average_precision(p, n) for p, n in both]
+    errors = [average_precision_error(p, n) for p, n in both]
+    scores = [f1_at_half(p, n) for p, n in both]
+    return {
+        "kind": "sigmoid",
+        "map": _mean(precisions),
+        "average_precision": dict(zip(names, precisions, strict=True)),
+        "average_precision_error": dict(zip(names, errors, strict=True)),
+        "f1": dict(zip(names, scores, strict=True)),
+        "mean_f1": _mean(scores),
+        "num_images": histograms.num_images,
+        "num_pixels": histograms.num_pixels,
+    }
+
+
+def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float | None:
+    """Area under the precision-recall curve: the sum of `(R[t] - R[t-1]) P[t]`.
+
+    `t` runs over the bins from the highest logit down; `P[t]` and `R[t]` are precision and recall
+    when all entries of bin `t` and above are called positive. Nothing is interpolated. With a bin a
+    distinct score it would be exact; entries of one bin count as tied, and
+    `average_precision_error` bounds what that changes. None for a class without a positive.
+
+    Args:
+        positives: `[NUM_BINS]`, counts of positives by rising logit.
+        negatives: The same of negatives.
+    """
+    if positives.sum() == 0:
+        return None
+    hits = positives[::-1].cumsum()
+    called = hits + negatives[::-1].cumsum()
+    return float(np.sum(positives[::-1] * hits / np.maximum(called, 1)) / hits[-1])
+
+
+def average_precision_error(positives: np.ndarray, negatives: np.ndarray) -> float | None:
+    """The most by which binning can have changed `average_precision`, in either direction.
+
+    For a bin with `p` positives and `n` negatives, and `a` entries in it and above, precision
+    at any threshold inside the bin differs from `P[t]` by at most `max(p - 1, n) / a`; the
+    bound is the mean of that over all positives. (Above the bin let `T` be the positives among `A`
+    entries. No threshold inside has more than `(T + p) / (A + p)`, nor less than
+    `(T + 1) / (A + n + 1)`; `P[t]` is `(T + p) / (A + p + n)`.) None for a class without a
+    positive.
+    """
+    if positives.sum() == 0:
+        return None
+    called = (positives + negatives)[::-1].cumsum()
+    off = np.maximum(positives - 1, negatives)[::-1] / np.maximum(called, 1)
+    return float(np.sum(positives[::-1] * off) / positives.sum())
+
+
+def f1_at_half(positives: np.ndarray, negatives: np.ndarray) -> float | None:
+    """F1 of calling probabilities of at least one half positive: `2 TP / (2 TP + FP + FN)`.
+
+    A bin edge lies at one half, so binning changes nothing. None for a class that occurs neither in
+    the truth nor in the prediction.
+    """
+    hits = int(positives[NUM_BINS // 2 :].sum())
+    false_alarms = int(negatives[NUM_BINS // 2 :].sum())
+    return _ratio(2 * hits, hits + false_alarms + int(positives.sum()))
+
+
+def _counts(matrix: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    return np.diag(matrix).tolist(), matrix.sum(1).tolist(), matrix.sum(0).tolist()
+
+
+def _ratio(numerator: int, denominator: int) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def _mean(values: list[float | None]) -> float | None:
+    defined = [v for v in values if v is not None]
+    return sum(defined) / len(defined) if defined else None

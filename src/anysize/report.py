@@ -1,0 +1,327 @@
+"""Pictures of a run, and the page that shows them; from files of the run only.
+
+Nothing here needs the run to be over, the net or PyTorch. Figures are matplotlib objects drawn by
+Agg; pyplot's global state is never touched. Colours are those of Okabe and Ito, which people with
+any kind of colour vision tell apart.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from anysize.config import load_config
+from anysize.data.samples import list_images
+from anysize.errors import DataError
+from anysize.files import write_atomic
+from anysize.geometry import Size
+from anysize.plan.canvases import Plan, read_plan
+from anysize.plan.fingerprint import fingerprint
+from anysize.runlog import read_events
+
+COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
+"""Okabe and Ito's, without black, which is for the mean."""
+
+NUM_NAMED_CLASSES = 7
+"""With more classes than this, their curves are grey and only the mean has a name."""
+
+SMOOTHED_SHARE = 0.05
+"""Share of the train events that the smooth loss curve averages over."""
+
+
+def write_report(run: Path) -> Path:
+    """Writes `report.html` into a run folder: one page that needs no other file.
+
+    Args:
+        run: Folder of a run, over or not.
+
+    Returns:
+        The page.
+
+    Raises:
+        AnysizeError: A file of the run is missing or damaged.
+    """
+    config = load_config(run / "run.toml")
+    events = read_events(run / "events.jsonl")
+    plan = read_plan(run / "plan.json")
+    pictures = [("Loss and scores", _png(_draw_curves(events)))]
+    try:
+        sizes = fingerprint(list_images(Path(config.data.root) / "images"))
+    except DataError as error:
+        missing = f"<p>The image sizes are not shown: {html.escape(str(error))}</p>"
+    else:
+        missing = ""
+        pictures.append(("Image sizes and canvases", _png(_draw_sizes(sizes, plan))))
+
+    sections = [f"<h1>Run {html.escape(run.resolve().name)}</h1>", _speed(events), missing]
+    if (run / "metrics.json").is_file():
+        sections.append(_scores(run / "metrics.json"))
+    sections.extend(
+        f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,'
+        f'{base64.b64encode(png).decode()}">'
+        for title, png in pictures
+    )
+    settings = (run / "run.toml").read_text(encoding="utf-8")
+    sections.append(f"<h2>Settings</h2><pre>{html.escape(settings)}</pre>")
+    page = run / "report.html"
+    write_atomic(page, _PAGE.replace("BODY", "\n".join(sections)).encode())
+    return page
+
+
+def loss_and_iou(events: Sequence[Mapping[str, Any]], out_png: Path) -> None:
+    """Draws the training loss, and the scores of each evaluation, against the step.
+
+    Args:
+        events: Of `events.jsonl`, as `runlog.read_events` gives them.
+        out_png: The picture.
+    """
+    write_atomic(out_png, _png(_draw_curves(events)))
+
+
+def sizes_and_canvases(sizes: Sequence[Size], plan: Plan, out_png: Path) -> None:
+    """Draws every image's width and height, and the slots of the planned canvases over them.
+
+    Args:
+        sizes: Of the images.
+        plan: Their plan.
+        out_png: The picture.
+    """
+    write_atomic(out_png, _png(_draw_sizes(sizes, plan)))
+
+
+def _draw_curves(events: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    loss_axes, score_axes = figure.subplots(1, 2)
+    _draw_loss(loss_axes, [e for e in events if e["event"] == "train"])
+    _draw_scores(score_axes, [e for e in events if e["event"] == "evaluate"])
+    last_step = max((e["step"] for e in events if "step" in e), default=1)
+    for axes in (loss_axes, score_axes):
+        axes.set_xlabel("step")
+        axes.set_xlim(0, last_step * 1.02)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_loss(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
+    axes.set_title("Training loss")
+    axes.set_ylabel("loss")
+    if not events:
+        _say_nothing_yet(axes, "no step logged yet")
+        return
+    steps = [e["step"] for e in events]
+    losses = [e["loss"] for e in events]
+    window = max(1, round(SMOOTHED_SHARE * len(losses)))
+    if window == 1:
+        axes.plot(steps, losses, color=COLOURS[0], marker="o" if len(steps) == 1 else None)
+        return
+    smooth = [
+        sum(losses[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(losses))
+    ]
+    axes.plot(steps, losses, color=COLOURS[4], linewidth=0.8, label="as logged")
+    axes.plot(steps, smooth, color=COLOURS[0], linewidth=2, label=f"mean of the last {window}")
+    axes.legend(frameon=False)
+
+
+def _draw_scores(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
+    is_sigmoid = bool(events) and events[0]["kind"] == "sigmoid"
+    by_class, mean, name = (
+        ("average_precision", "map", "AP") if is_sigmoid else ("iou", "miou", "IoU")
+    )
+    axes.set_title(f"{name} on the evaluation images")
+    axes.set_ylabel(f"{name} (%)")
+    axes.set_ylim(0, 100)
+    if not events:
+        _say_nothing_yet(axes, "no evaluation yet")
+        return
+    steps = [e["step"] for e in events]
+    classes = list(events[0][by_class])
+    named = len(classes) <= NUM_NAMED_CLASSES
+    for i, label in enumerate(classes):
+        axes.plot(
+            steps,
+            [_percent(e[by_class][label]) for e in events],
+            color=COLOURS[i] if named else "#999999",
+            linewidth=1.5 if named else 0.5,
+            marker="o",
+            markersize=4 if named else 1,
+            label=label if named else f"{len(classes)} classes" if i == 0 else None,
+        )
+    axes.plot(
+        steps,
+        [_percent(e[mean]) for e in events],
+        color="black",
+        linewidth=2.5,
+        linestyle="--",
+        marker="s",
+        markersize=4,
+        label="mean",
+    )
+    axes.figure.legend(
+        handles=axes.get_legend_handles_labels()[0], loc="outside right upper", frameon=False
+    )
+
+
+def _percent(value: float | None) -> float:
+    return math.nan if value is None else 100 * value
+
+
+def _say_nothing_yet(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
+
+
+def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
+    counts = Counter(sizes)
+    canvases = sorted(plan.canvases, key=lambda c: (c.height * c.width, c))
+    figure = Figure(figsize=(10.5, 7), layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(
+        [s.width for s in counts],
+        [s.height for s in counts],
+        s=[16 * math.sqrt(n) for n in counts.values()],
+        color=COLOURS[0],
+        alpha=0.5,
+        linewidths=0,
+        zorder=2,
+    )
+    extent = 1.04 * max([1, *(max(s) for s in counts), *(max(c.height, c.width) for c in canvases)])
+    entries = [Line2D([], [], linestyle="", marker="o", color=COLOURS[0], label="an image's size")]
+    taken: list[tuple[float, float]] = []
+    for i, canvas in enumerate(canvases):
+        letter = _letter(i)
+        axes.add_patch(
+            Rectangle((0, 0), canvas.width, canvas.height, fill=False, edgecolor="#D55E00", lw=1.2)
+        )
+        x, y = _free_spot(canvas.width, canvas.height, taken, 0.032 * extent)
+        taken.append((x, y))
+        axes.text(
+            x,
+            y,
+            letter,
+            ha="center",
+            va="center",
+            fontsize=8,
+            fontweight="bold",
+            color="#8A3C00",
+            bbox={"boxstyle": "circle,pad=0.2", "facecolor": "white", "edgecolor": "#D55E00"},
+            zorder=4,
+        )
+        slots = f"{canvas.slots} slot{'s' if canvas.slots > 1 else ''} of"
+        entries.append(
+            Line2D([], [], linestyle="", label=f"{letter}: {slots} {canvas.height}x{canvas.width}")
+        )
+    axes.set_xlim(0, extent)
+    axes.set_ylim(0, extent)
+    axes.set_aspect("equal")
+    axes.set_xlabel("width (pixels)")
+    axes.set_ylabel("height (pixels)")
+    axes.set_title(
+        f"{len(sizes):,} images in {len(counts):,} sizes run on {len(canvases)} canvases"
+    )
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        handles=entries,
+        title="Canvases, slots x height x width;\na slot holds one or several images",
+        loc="outside right upper",
+        frameon=False,
+        alignment="left",
+        handlelength=1,
+    )
+    return figure
+
+
+def _letter(index: int) -> str:
+    """A, B, ... Z, AA, AB, ..."""
+    first, second = divmod(index, 26)
+    return (chr(ord("A") + first - 1) if first else "") + chr(ord("A") + second)
+
+
+def _free_spot(
+    width: float, height: float, taken: Sequence[tuple[float, float]], distance: float
+) -> tuple[float, float]:
+    """A point on a rectangle's upper or right edge, near their corner, away from those taken."""
+    along_top = [(width - i * distance, height) for i in range(int(width / distance))]
+    along_right = [(width, height - i * distance) for i in range(1, int(height / distance))]
+    spots = sorted([(width, height), *along_top, *along_right], key=lambda s: -s[0] - s[1])
+    for x, y in spots:
+        if all(math.hypot(x - u, y - v) >= distance for u, v in taken):
+            return x, y
+    return width, height
+
+
+def _png(figure: Figure) -> bytes:
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def _speed(events: Sequence[Mapping[str, Any]]) -> str:
+    trained = [e for e in events if e["event"] == "train"]
+    if not trained:
+        return "<p>No step is logged yet.</p>"
+    seconds = sum(e["elapsed_s"] for e in trained)
+    megapixels = sum(e["valid_megapixels_per_s"] * e["elapsed_s"] for e in trained)
+    waited = sum(e["wait_s"] for e in trained)
+    first_visits = [e["first_visit_s"] for e in events if e["event"] == "canvas"]
+    return (
+        f"<p>{trained[-1]['step']:,} steps in {seconds:,.0f} s of training: "
+        f"{megapixels / seconds:.3f} valid megapixels a second, "
+        f"{waited / seconds:.1%} of the time waiting for data. "
+        f"{len(first_visits)} canvases; their first visits took {sum(first_visits):.1f} s.</p>"
+    )
+
+
+def _scores(path: Path) -> str:
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        by_class = "iou" if result["kind"] == "softmax" else "average_precision"
+        mean = "miou" if result["kind"] == "softmax" else "map"
+        rows = [*result[by_class].items(), ("mean", result[mean])]
+        step = result["step"]
+        cells = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{_cell(value)}</td></tr>" for name, value in rows
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} does not hold the metrics of a run ({error}). Run `anysize evaluate` again."
+        ) from None
+    title = "IoU (%)" if by_class == "iou" else "AP (%)"
+    return (
+        f"<h2>Best evaluation, after step {step}</h2>"
+        f"<table><tr><th>class</th><th>{title}</th></tr>{cells}</table>"
+    )
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Anysize run</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em }
+img { max-width: 100% }
+td, th { padding: 0.2em 1.5em 0.2em 0; text-align: left }
+td + td, th + th { text-align: right }
+pre { background: #f4f4f4; padding: 1em; overflow-x: auto }
+</style>
+BODY
+</html>
+"""

@@ -1,0 +1,51 @@
+"""The machine: which device a run uses, how it computes, and how much memory it took."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+
+from anysize.errors import DeviceError
+
+Precision = Literal["float32", "bf16"]
+
+
+def select_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device that `train.device` names.
+
+    Raises:
+        DeviceError: "cuda" was asked for and there is no GPU.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise DeviceError(
+            "A GPU was asked for (train.device or --device is cuda), and PyTorch finds none. "
+            "Install a CUDA build of PyTorch, or set the device to auto or cpu."
+        )
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def computing(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """The context that forward passes run in: autocast for "bf16", nothing for "float32"."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits until the device has done what it was given, so that a clock tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory held so far: resident memory of the process, or allocations on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

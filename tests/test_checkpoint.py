@@ -1,0 +1,165 @@
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from anysize.checkpoint import (
+    Weights,
+    load_latest_state,
+    load_weights,
+    save_state,
+    save_weights,
+    start_from,
+)
+from anysize.config import ModelConfig, OptimConfig, PixelConvention
+from anysize.data.samples import Classes
+from anysize.errors import WeightsError
+from anysize.geometry import Size, single
+from anysize.models.fcn import build_model
+from anysize.optim import build_optimizer
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(units=(1, 1, 1, 1), base_depth=4)
+CLASSES = Classes(names=("a", "b"), colours=((0, 0, 0), (9, 9, 9)), ignore_index=255)
+
+
+def tiny(seed=0, config=CONFIG, num_classes=2):
+    return build_model(config, num_classes, generator=torch.Generator().manual_seed(seed))
+
+
+def weights_of(model, config=CONFIG, classes=CLASSES):
+    pixels = PixelConvention(channel_order="BGR", mean=(1.0, 2.0, 3.0))
+    return Weights(model=model, config=config, classes=classes, kind="softmax", pixels=pixels)
+
+
+def stepped(kind):
+    model = tiny()
+    optimizer = build_optimizer(model, OptimConfig(kind=kind))
+    for _ in range(3):
+        for i, p in enumerate(model.parameters()):
+            p.grad = torch.full_like(p, 0.1 * i)
+        optimizer.step()
+    return model, optimizer
+
+
+def test_weights_come_back_with_all_that_is_needed_to_use_them(tmp_path):
+    path = tmp_path / "w.safetensors"
+    saved = weights_of(tiny())
+    save_weights(path, saved)
+    loaded = load_weights(path, CPU)
+    assert loaded.config == CONFIG
+    assert loaded.classes == CLASSES
+    assert loaded.pixels == saved.pixels
+    assert loaded.kind == "softmax"
+    layout = single(Size(33, 41), CONFIG.geometry)
+    x = torch.randn(1, 3, *layout.canvas[1:])
+    with torch.no_grad():
+        assert torch.equal(loaded.model(x, layout), saved.model.eval()(x, layout))
+
+
+def test_channels_last_weights_are_saved_right(tmp_path):
+    path = tmp_path / "w.safetensors"
+    model = tiny().to(memory_format=torch.channels_last)
+    save_weights(path, weights_of(model))
+    loaded = load_weights(path, CPU).model.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded[name], tensor)
+
+
+def test_a_missing_damaged_or_foreign_file_is_refused_by_name(tmp_path):
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(WeightsError, match="No such file"):
+        load_weights(path, CPU)
+    save_weights(path, weights_of(tiny()))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(WeightsError, match=r"w\.safetensors is damaged"):
+        load_weights(path, CPU)
+    path.write_bytes(b"\x80\x04junk")
+    with pytest.raises(WeightsError, match=r"w\.safetensors is damaged"):
+        load_weights(path, CPU)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(WeightsError, match="Was it written by another program"):
+        load_weights(path, CPU)
+
+
+def test_every_tensor_is_accounted_for(tmp_path):
+    path = tmp_path / "w.safetensors"
+    larger = dataclasses.replace(CONFIG, units=(1, 1, 2, 1))
+    save_weights(path, dataclasses.replace(weights_of(tiny()), config=larger))
+    with pytest.raises(WeightsError, match="Only in the net: body.units.block3_unit2"):
+        load_weights(path, CPU)
+    smaller = dataclasses.replace(weights_of(tiny(config=larger)), config=CONFIG)
+    save_weights(path, smaller)
+    with pytest.raises(WeightsError, match="Only in the file: body.units.block3_unit2"):
+        load_weights(path, CPU)
+    wider = dataclasses.replace(CONFIG, base_depth=8)
+    save_weights(path, dataclasses.replace(weights_of(tiny()), config=wider))
+    with pytest.raises(WeightsError, match="Of another shape: body"):
+        load_weights(path, CPU)
+
+
+def test_fine_tuning_takes_the_head_only_for_the_same_classes(tmp_path):
+    path = tmp_path / "w.safetensors"
+    given = tiny(seed=1)
+    save_weights(path, weights_of(given))
+    model = tiny(seed=2)
+    pixels, said = start_from(model, path, CONFIG, CLASSES)
+    assert pixels.channel_order == "BGR"
+    assert "body and head" in said
+    assert torch.equal(model.head.weights, given.head.weights)
+    model = tiny(seed=2, num_classes=3)
+    three = Classes(names=("a", "b", "c"), colours=((0, 0, 0),) * 3, ignore_index=255)
+    head = model.head.weights.detach().clone()
+    _, said = start_from(model, path, CONFIG, three)
+    assert "the head starts afresh" in said
+    assert torch.equal(model.head.weights, head)
+    assert torch.equal(model.body.conv1.weights, given.body.conv1.weights)
+
+
+def test_fine_tuning_refuses_rules_of_another_system(tmp_path):
+    path = tmp_path / "w.safetensors"
+    caffe = dataclasses.replace(CONFIG, pool_padding="caffe", stride_position="first_1x1")
+    save_weights(path, weights_of(tiny(config=caffe), config=caffe))
+    with pytest.raises(WeightsError, match="Set `model.pool_padding` to 'caffe'"):
+        start_from(tiny(), path, CONFIG, CLASSES)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_restored_state_steps_on_bit_for_bit(tmp_path, kind):
+    model, optimizer = stepped(kind)
+    save_state(tmp_path, step=3, data_fingerprint="d", model=model, optimizer=optimizer)
+    other = tiny(seed=9)
+    other_optimizer = build_optimizer(other, OptimConfig(kind=kind))
+    state = load_latest_state(tmp_path)
+    assert (state.step, state.data_fingerprint) == (3, "d")
+    state.restore(other, other_optimizer)
+    for m, o in ((model, optimizer), (other, other_optimizer)):
+        for i, p in enumerate(m.parameters()):
+            p.grad = torch.full_like(p, 0.3 * i)
+        o.step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_last_two_are_kept_and_the_older_is_taken_when_the_newest_is_damaged(tmp_path):
+    model, optimizer = stepped("sgd")
+    for step in (1, 2, 3):
+        save_state(tmp_path, step=step, data_fingerprint="", model=model, optimizer=optimizer)
+    files = sorted(p.name for p in tmp_path.iterdir())
+    assert files == ["step-00000002.safetensors", "step-00000003.safetensors"]
+    newest = tmp_path / files[1]
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 1
+    newest.write_bytes(data)
+    state = load_latest_state(tmp_path)
+    assert state.step == 2
+    assert "checksum" in state.damaged[0]
+    (tmp_path / files[0]).write_bytes(b"")
+    with pytest.raises(WeightsError, match="No checkpoint in"):
+        load_latest_state(tmp_path)
+
+
+def test_no_checkpoint_at_all_is_not_an_error(tmp_path):
+    assert load_latest_state(tmp_path) is None
