@@ -18,6 +18,7 @@ Usage: python benchmarks/one_size_against_all.py [--images 300] [--rounds 7] [--
 """
 
 import argparse
+import contextlib
 import json
 import math
 import multiprocessing
@@ -154,8 +155,9 @@ class Worker:
 
 def _serve(arm: type[PlainArm] | type[CanvasArm], connection: Connection) -> None:
     built = arm()
-    while True:
-        connection.send(built.step(connection.recv()))
+    with contextlib.suppress(EOFError):  # The benchmark is over.
+        while True:
+            connection.send(built.step(connection.recv()))
 
 
 def valid_pixels(step: Step) -> int:

@@ -20,6 +20,7 @@ max_canvases = 3
 units = [1, 1, 1, 1]
 base_depth = 8
 norm = "trained"
+norm_decay = 0.5
 loss_at = "full"
 
 [augment]

@@ -80,16 +80,17 @@ def test_the_whole_job(workspace):
     )
     anysize("predict", "run", "data/images", "-o", "out", "--probabilities", cwd=workspace)
     for path in (workspace / "data/images").iterdir():
-        mask = Image.open(workspace / "out/masks" / path.name)
-        assert mask.size == Image.open(path).size
-        assert mask.mode == "P"
+        with Image.open(path) as image, Image.open(workspace / "out/masks" / path.name) as mask:
+            assert mask.size == image.size
+            assert mask.mode == "P"
+            array = np.load(workspace / "out/probabilities" / f"{path.stem}.npy")
+            assert array.shape == (3, *mask.size[::-1])
         assert (workspace / "out/overlays" / path.name).is_file()
-        array = np.load(workspace / "out/probabilities" / f"{path.stem}.npy")
-        assert array.shape == (3, *mask.size[::-1])
-    tiled = anysize(
-        "predict", "run", "data/images/s00.png", "-o", "t", "--max-pixels", 1100, cwd=workspace
-    )
-    assert "tiles" in tiled
+    Image.effect_noise((301, 243), 60).save(workspace / "large.png")
+    tiled = anysize("predict", "run", "large.png", "-o", "t", "--max-pixels", 30_000, cwd=workspace)
+    assert "overlapping tiles" in tiled
+    with Image.open(workspace / "t/masks/large.png") as mask:
+        assert mask.size == (301, 243)
     said = anysize("report", "run", cwd=workspace)
     page = (workspace / "run/report.html").read_text()
     assert "report.html" in said
@@ -208,7 +209,7 @@ def test_predict_goes_on_past_a_bad_image_and_names_it(workspace):
     ("arguments", "message"),
     [
         (("train", "none.toml"), "No such file"),
-        (("train", "run.toml", "--set", "optim.lrate=1"), "Did you mean `optim.lr`"),
+        (("train", "run.toml", "--set", "optim.momentun=1"), "Did you mean `optim.momentum`"),
         (("train", "run.toml", "--resume"), "no run to resume"),
         (("evaluate", "nowhere"), "nowhere"),
         (("predict", "nowhere", "data/images", "-o", "out"), "nowhere"),

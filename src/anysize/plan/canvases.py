@@ -125,11 +125,13 @@ def plan_canvases(
         raise ConfigError("There are no images to make a plan of. Check the data folder's path.")
     _check_budget([*sizes, *must_fit], geometry, max_pixels_per_step)
     rng = np.random.default_rng(0)
-    looked_at, samples = _samples(sizes, images_per_step, rng)
+    # Of fewer images than a step has, the only step is made of these.
+    per_step = min(images_per_step, len(sizes))
+    looked_at, samples = _samples(sizes, per_step, rng)
     job = _Job(
         plan=Plan(
             geometry=geometry,
-            images_per_step=images_per_step,
+            images_per_step=per_step,
             max_pixels_per_step=max_pixels_per_step,
             canvases=(),
         ),
@@ -140,7 +142,7 @@ def plan_canvases(
         max_canvases=max_canvases,
     )
     _, canvases = min(_candidates(job, rng))
-    return job.plan_with(canvases)
+    return replace(job.plan_with(canvases), images_per_step=images_per_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +209,11 @@ def _check_budget(sizes: Sequence[Size], geometry: NetGeometry, budget: int) -> 
 def _samples(
     sizes: Sequence[Size], per_step: int, rng: np.random.Generator
 ) -> tuple[list[Size], list[Index]]:
-    """Some of the sizes, cut into samples; few images are repeated until they fill some steps."""
-    order: list[int] = rng.permutation(len(sizes)).tolist()
-    num = max(SAMPLE // per_step, 1) * per_step
-    if len(sizes) < num:
-        num = max(len(sizes) // per_step, 4) * per_step
-    num_samples = max(min(len(sizes) // num, NUM_SAMPLES), 1)
-    looked_at = [sizes[i] for i in itertools.islice(itertools.cycle(order), num * num_samples)]
-    return looked_at, list(np.arange(num * num_samples, dtype=np.intp).reshape(num_samples, num))
+    """Some of the sizes, cut into samples of whole steps."""
+    num = max(min(len(sizes), SAMPLE) // per_step, 1) * per_step
+    num_samples = min(len(sizes) // num, NUM_SAMPLES)
+    order: list[int] = rng.permutation(len(sizes))[: num * num_samples].tolist()
+    return [sizes[i] for i in order], list(np.arange(len(order)).reshape(num_samples, num))
 
 
 def _largest(sizes: Sequence[Size], geometry: NetGeometry) -> npt.NDArray[np.int32]:
@@ -284,6 +283,8 @@ def _guess(
 ) -> list[Canvas]:
     """The canvases that are cheapest together if every image meets its best company."""
     shapes, cost = _shape_costs(job.extents, per_pass, contents, job.budget)
+    if not shapes:
+        return []
     picked = _pick(cost, job.max_canvases, rng)
     step_h, end_h, step_w, end_w = job.extents
     mean_h, mean_w = (step_h + end_h) / 2, (step_w + end_w) / 2
@@ -296,10 +297,10 @@ def _guess(
         slots = per_pass // shape.content if shape.content else 1
         two_high, two_wide = 2 * mean_h[own].mean() * _MISFIT, 2 * mean_w[own].mean() * _MISFIT
         height = min(shape.height or _up(two_high), job.budget // (slots * CANVAS_MULTIPLE))
-        height = height // CANVAS_MULTIPLE * CANVAS_MULTIPLE
+        height = max(height // CANVAS_MULTIPLE, 1) * CANVAS_MULTIPLE
         width = min(shape.width or _up(two_wide), job.budget // (slots * height))
         width = width // CANVAS_MULTIPLE * CANVAS_MULTIPLE
-        if height and width:
+        if width:
             canvases.add(Canvas(slots, height, width))
     return sorted(canvases)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,9 @@ NUM_THREADS = 4
 MAX_NAMED = 10
 """Unreadable files that an error names; further ones are counted."""
 
+_PNG_EXIF_TEXT = b"Raw profile type exif"
+"""Start of the text chunk in which ImageMagick keeps EXIF data."""
+
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap height and width. Source: TIFF 6.0, tag 274."""
@@ -46,8 +50,9 @@ def read_size(path: Path) -> Size:
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             width, height = image.size
-            # Pillow turns TIFFs, and their size, by itself.
-            turned = image.format != "TIFF" and image.getexif().get(_ORIENTATION) in _TURNED
+            turned = _may_be_turned(image.format, path) and (
+                image.getexif().get(_ORIENTATION) in _TURNED
+            )
     except FileNotFoundError:
         raise DataError(f"No such image: {path}. Restore it, or take it off the list.") from None
     except DECODER_ERRORS as error:
@@ -74,6 +79,23 @@ def fingerprint(paths: Sequence[Path]) -> list[Size]:
         more = f"\n  and {len(errors) - MAX_NAMED} more." if len(errors) > MAX_NAMED else ""
         raise DataError(f"{len(errors)} of {len(paths)} images cannot be read:{named}{more}")
     return [r for r in results if isinstance(r, Size)]
+
+
+def _may_be_turned(image_format: str | None, path: Path) -> bool:
+    """Whether to ask for the orientation, which for PNGs may decode the whole image."""
+    if image_format == "TIFF":
+        return False  # Pillow turns TIFFs, and their size, by itself.
+    if image_format != "PNG":
+        return True
+    with path.open("rb") as file:
+        file.seek(8)
+        while len(chunk := file.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", chunk)
+            start = file.read(min(length, len(_PNG_EXIF_TEXT)))
+            if kind == b"eXIf" or start == _PNG_EXIF_TEXT:
+                return True
+            file.seek(length + 4 - len(start), os.SEEK_CUR)
+    return False
 
 
 def _size_or_error(path: Path) -> Size | DataError:

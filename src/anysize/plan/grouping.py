@@ -101,8 +101,9 @@ def group(
 def nest(blocks: Index, extents: Extents, search: Search) -> list[Blocks]:
     """The blocks of 1, 2, 4, ... images that make up [blocks, images], as far as these halve."""
     levels = [_singles(take(extents, blocks.reshape(-1)), search)]
-    while blocks.shape[1] % (2 * levels[-1].num_images) == 0:
-        index = np.arange(len(blocks) * blocks.shape[1] // levels[-1].num_images)
+    num_images = int(blocks.shape[1])
+    while num_images % (2 * levels[-1].num_images) == 0:
+        index: Index = np.arange(len(blocks) * num_images // levels[-1].num_images)
         levels.append(_merge(levels[-1].at(index[0::2]), levels[-1].at(index[1::2]), search))
     return levels
 
@@ -111,7 +112,7 @@ def group_cost(levels: Sequence[Blocks], canvas: Canvas, per_pass: int, slope: f
     """[groups]: what one canvas costs for groups of `per_pass` images, given as nested blocks."""
     content = content_of(canvas, per_pass)
     if content > MAX_CONTENT or per_pass % content:
-        return np.full(levels[0].shares.shape[1] // per_pass, NEVER)
+        return np.full(len(levels[0].options[0][0]) // per_pass, NEVER)
     cost = slot_cost(levels[content.bit_length() - 1].options, canvas, slope)
     return cost.reshape(-1, per_pass // content).mean(axis=1)
 

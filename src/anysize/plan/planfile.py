@@ -37,8 +37,8 @@ def plan_summary(plan: Plan, sizes: Sequence[Size]) -> dict[str, Any]:
 
     Returns:
         `images`, `distinct_sizes`, `canvases`; `waste`: the part of the computed pixels that
-        belongs to no image, mean of some packings in random orders; `passes_per_step`; and
-        `canvas_steps`: for each canvas, in the order of the plan, its part of all passes.
+        belongs to no image, over some packings in random orders; `passes_per_step`; and
+        `canvas_shares`: for each canvas, in the order of the plan, its part of all passes.
 
     Raises:
         ShapeError: Some images fit on no canvas.
