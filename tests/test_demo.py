@@ -180,10 +180,11 @@ def data(tmp_path, small_world):
 
 
 def test_data_folder_holds_what_the_world_holds(data):
-    classes, train, val = read_split(data)
+    classes, train, test = read_split(data)
     assert classes.names == ("sea", "land", "lake")
-    assert (len(train), len(val)) == (8, 2)
-    for sample in (*train, *val):
+    assert (len(train), len(test)) == (7, 2)
+    assert (data / "val.txt").read_text().startswith("train_000")
+    for sample in (*train, *test):
         image = np.asarray(Image.open(sample.image))
         mask = np.asarray(Image.open(sample.masks[0]))
         assert (image == COLOUR_OF[mask]).all()
@@ -198,7 +199,7 @@ def test_data_depend_on_the_seed_alone(tmp_path, data):
         root: {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
         for root in (data, tmp_path / "same", tmp_path / "other")
     }
-    assert len(read[data]) == 23
+    assert len(read[data]) == 24
     assert read[data] == read[tmp_path / "same"]
     assert read[data].keys() != read[tmp_path / "other"].keys()
     assert calls == [(i, 10) for i in range(1, 11)]

@@ -26,12 +26,14 @@ UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixelConvention:
-    """How uint8 RGB becomes the net's input; saved inside every weights file.
+    """`[pixels]`: how uint8 RGB becomes the net's input; saved inside every weights file.
+
+    A run that starts from weights takes theirs, and the section must then be left out.
 
     input = (channels in `channel_order`, scaled so that white is `max_value`, - `mean`) / `std`.
 
     Attributes:
-        channel_order: Order of the channels that the net was trained with.
+        channel_order: "RGB" or "BGR": the order of the channels that the net is trained with.
         max_value: Value of white: 255, or 1 for torchvision's weights.
         mean, std: In `channel_order` and on the scale of `max_value`.
 
@@ -216,6 +218,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    pixels: PixelConvention = field(default_factory=PixelConvention)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
@@ -378,6 +381,7 @@ def _check_together(config: RunConfig, source: str) -> None:
             f"`model.norm_decay` is {config.model.norm_decay}; it must be at least 0 and below 1 "
             f"({source})."
         )
+    _check_pixels(config.pixels, source)
     if not 0 < config.data.val_fraction < 1:
         raise ConfigError(
             f"`data.val_fraction` is {config.data.val_fraction}; it must lie between 0 and 1 "
@@ -386,6 +390,20 @@ def _check_together(config: RunConfig, source: str) -> None:
     if bool(config.data.train) != bool(config.data.val):
         raise ConfigError(
             f"`data.train` and `data.val` go together ({source}). Give both lists or neither."
+        )
+
+
+def _check_pixels(pixels: PixelConvention, source: str) -> None:
+    for key in ("mean", "std"):
+        values = getattr(pixels, key)
+        if len(values) != 3 or (key == "std" and not min(values) > 0):
+            raise ConfigError(
+                f"`pixels.{key}` is {list(values)}; it must be three numbers"
+                f"{' above 0' if key == 'std' else ''} ({source})."
+            )
+    if not pixels.max_value > 0:
+        raise ConfigError(
+            f"`pixels.max_value` is {pixels.max_value}; it must be above 0 ({source})."
         )
 
 

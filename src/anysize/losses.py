@@ -40,8 +40,8 @@ def softmax_cross_entropy(
 
     Args:
         logits: `[n, k, h, w]`.
-        target: int64 `[n, h, w]`, classes 0 to k - 1; `ignore_index` at ignored pixels and outside
-            the images.
+        target: uint8 or int64 `[n, h, w]`, classes 0 to k - 1; `ignore_index` at ignored pixels and
+            outside the images.
         ignore_index: Value of pixels that do not count.
         class_weights: `[k]`. The count that the sum is divided by stays the number of pixels.
 
@@ -50,7 +50,7 @@ def softmax_cross_entropy(
     """
     return F.cross_entropy(
         _at_least_float32(logits),
-        target,
+        target.long(),
         weight=class_weights,
         ignore_index=ignore_index,
         reduction="sum",

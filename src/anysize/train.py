@@ -162,15 +162,15 @@ def train(
 
     generator = torch.Generator().manual_seed(config.train.seed)
     model = build_model(config.model, len(classes.names), generator=generator)
-    pixels = PixelConvention()
+    pixels = config.pixels
     if config.train.weights:
         pixels, taken = start_from(model, Path(config.train.weights), config.model, classes)
         console.print(taken)
-    elif config.model.norm == "frozen":
-        console.print(
-            "Note: model.norm is frozen and there are no train.weights, so the norms do nothing. "
-            'To train from scratch, set model.norm to "trained".'
-        )
+        if config.pixels not in (pixels, PixelConvention()):
+            raise ConfigError(
+                f"[pixels] is {config.pixels}, but the weights in {config.train.weights} were "
+                f"trained with {pixels}. Leave [pixels] out."
+            )
     model = model.to(device).train()
     if config.train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]

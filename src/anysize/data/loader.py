@@ -83,15 +83,17 @@ def load_steps(
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="anysize-loader")
     try:
         while True:
-            began = time.perf_counter()
             for step in islice(remaining, prefetch_steps + 1 - len(ahead)):
                 ahead.append([_start(p, recipe, pool) for p in step.passes])
             if not ahead:
                 return
-            batches = tuple(_finish(filling) for filling in ahead.popleft())
+            due = ahead.popleft()
+            began = time.perf_counter()
+            late = [f for filling in due for f in filling.num_valid if not f.done()]
+            batches = tuple(_finish(filling) for filling in due)
             yield LoadedStep(
                 batches=batches,
-                wait_s=time.perf_counter() - began,
+                wait_s=time.perf_counter() - began if late else 0.0,
                 num_valid=sum(batch.num_valid for batch in batches),
             )
     finally:
@@ -115,11 +117,10 @@ def _start(work: Pass, recipe: _Recipe, pool: ThreadPoolExecutor) -> _Filling:
     labels = target_canvas(canvas, recipe.geometry, recipe.loss_at)
     # Channels last: the tensor that the net gets is this array with its axes renamed.
     pixels = np.zeros((canvas.slots, canvas.height, canvas.width, 3), np.float32)
-    if label_kind(recipe.samples[work.images[0]], classes) == "softmax":
-        shape, kind = (labels.slots, labels.height, labels.width), np.int64
-    else:
-        shape, kind = (labels.slots, len(classes.names), labels.height, labels.width), np.uint8
-    target = np.full(shape, classes.ignore_index, kind)
+    shape: tuple[int, ...] = (labels.slots, labels.height, labels.width)
+    if label_kind(recipe.samples[work.images[0]], classes) == "sigmoid":
+        shape = (labels.slots, len(classes.names), labels.height, labels.width)
+    target = np.full(shape, classes.ignore_index, np.uint8)
     num_valid = tuple(
         pool.submit(_fill, index, placement, recipe, pixels, target)
         for index, placement in zip(work.images, work.layout.placements, strict=True)
@@ -189,8 +190,8 @@ class Batch:
     Attributes:
         pixels: float32 `[n, 3, h, w]`, channels last in memory, normalised; exactly zero outside
             the images.
-        target: On `target_canvas`, `ignore_index` outside the images: int64 `[n, th, tw]` of class
-            ids (softmax), or uint8 `[n, k, th, tw]` of 0 and 1 (sigmoid).
+        target: uint8 on `target_canvas`, `ignore_index` outside the images: `[n, th, tw]` of class
+            ids (softmax), or `[n, k, th, tw]` of 0 and 1 (sigmoid).
         layout: The canvas and where its images lie.
         stems: Of the images, in the order of `layout.placements`.
         num_valid: Entries of `target` other than `ignore_index`.
@@ -209,7 +210,7 @@ class LoadedStep:
 
     Attributes:
         batches: One a pass.
-        wait_s: Seconds that the caller was held up for this step.
+        wait_s: Seconds that the caller was held up since some image of this step was not ready.
         num_valid: Sum over the batches: what the loss of the step is divided by.
     """
 
