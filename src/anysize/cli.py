@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -284,7 +284,7 @@ def _report(parsed: argparse.Namespace, console: Console) -> None:
     console.print(f"Wrote {write_report(parsed.weights)}.", highlight=False)
 
 
-def _weights(path: Path, device: str) -> Weights:
+def _weights(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Weights:
     from anysize.checkpoint import load_weights
     from anysize.world import select_device
 

@@ -94,9 +94,9 @@ warmup_steps = 20
 
 [train]
 run = "run"
-epochs = 20
+epochs = 14
 precision = "bf16"
-evaluate_every = 4
+evaluate_every = 3
 """
 
 CLASSES_TOML = """\
