@@ -197,10 +197,8 @@ class ConvNorm(nn.Module):
     def _convolve(self, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
         if not _corrupts_memory(x, weights):
             return F.conv2d(x, weights, bias, self.stride, self.padding, self.rate)
-        with torch.autocast("cpu", enabled=False):
-            bias = None if bias is None else bias.float()
-            y = F.conv2d(x.float(), weights.float(), bias, self.stride)
-        return y.to(torch.bfloat16)
+        rows = x[:, :, :: self.stride, :: self.stride].permute(0, 2, 3, 1)
+        return F.linear(rows, weights[:, :, 0, 0], bias).permute(0, 3, 1, 2)
 
     def _normalise_by_step(self, x: Tensor, mask: LevelMask) -> Tensor:
         y, mean, variance = _ValidBatchNorm.apply(x, self.gamma, self.beta, mask, self.EPSILON)
@@ -221,18 +219,16 @@ class ConvNorm(nn.Module):
 
 
 def _corrupts_memory(x: Tensor, weights: Tensor) -> bool:
-    """Whether a convolution must not run in bf16, but in float32.
+    """Whether a convolution must run as a matrix product.
 
-    On CPUs, oneDNN 3.12 (PyTorch 2.13) writes beyond its buffers in the backward pass of bf16 1x1
-    convolutions with fewer than 16 channels: a net of 4 or 8 base channels died of a corrupted heap
-    within some hundred steps, one of 16 did not. Multiples of 16 are taken for safe.
+    On CPUs, oneDNN 3.12 (PyTorch 2.13) writes beyond its buffers in the backward pass of 1x1
+    convolutions with fewer than 16 channels, in float32 and in bf16: nets of 4 and 8 base channels
+    died of a corrupted heap within some hundred steps, nets of 16 did not. Multiples of 16 are
+    taken for safe. float64 does not use oneDNN.
     """
     num_out, num_in, size, _ = weights.shape
-    if size > 1 or x.device.type != "cpu" or (num_in % 16 == 0 and num_out % 16 == 0):
-        return False
-    return x.dtype == torch.bfloat16 or (
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    )
+    few = num_in % 16 != 0 or num_out % 16 != 0
+    return size == 1 and few and x.device.type == "cpu" and x.dtype != torch.float64
 
 
 def update_moving_statistics(model: nn.Module) -> None:
