@@ -308,6 +308,7 @@ def _one_step(
         seconds = time.monotonic() - start
         for canvas in dict.fromkeys(new):
             seen.add(canvas)
+            job.console.print(f"first visit of canvas {canvas}: {seconds:.2f} s", highlight=False)
             log.write(
                 {
                     "event": "canvas",

@@ -70,6 +70,7 @@ def test_the_whole_job(workspace):
     assert "waste" in said
     said = anysize("train", "run.toml", "--set", "train.epochs=2", cwd=workspace)
     assert "valid MP/s" in said
+    assert "first visit of canvas" in said
     assert "wait" in said
     said = anysize("evaluate", "run", "--json", "m.json", cwd=workspace)
     for name in ("ground", "disc", "stripe"):
