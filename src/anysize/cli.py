@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anysize import __version__
-from anysize.errors import AnysizeError, ConfigError
+from anysize.errors import AnysizeError, ConfigError, StoppedByUserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except AnysizeError as error:
         _say(str(error))
-        return 130 if type(error).__name__ == "StoppedByUserError" else 2
+        return 130 if isinstance(error, StoppedByUserError) else 2
     except BrokenPipeError:
         return 2
     except OSError as error:

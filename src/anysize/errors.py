@@ -27,3 +27,7 @@ class WeightsError(AnysizeError):
 
 class DeviceError(AnysizeError):
     """A device was asked for that this machine does not have, or its memory ran out."""
+
+
+class StoppedByUserError(AnysizeError):
+    """Ctrl-C or SIGTERM: the run was checkpointed, and can be resumed."""

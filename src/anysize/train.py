@@ -38,7 +38,7 @@ from anysize.data.batching import epoch_steps
 from anysize.data.loader import Batch, LoadedStep, load_steps
 from anysize.data.samples import Classes, Sample, find_samples, read_classes, split_samples
 from anysize.data.transforms import Draw, draw, largest_size
-from anysize.errors import AnysizeError, ConfigError, DataError
+from anysize.errors import ConfigError, DataError, StoppedByUserError
 from anysize.evaluate import evaluate
 from anysize.files import write_atomic
 from anysize.geometry import Canvas, LossAt, Size
@@ -68,10 +68,6 @@ MAY_CHANGE = {
 }
 """Keys that a resumed run may have changed: they do not alter the steps already done, and what the
 data are is held by their fingerprint."""
-
-
-class StoppedByUserError(AnysizeError):
-    """Ctrl-C or SIGTERM: the run was checkpointed, and can be resumed."""
 
 
 def train_step(

@@ -17,14 +17,14 @@ from anysize.config import ModelConfig, OptimConfig, PixelConvention
 from anysize.data.loader import load_steps
 from anysize.data.samples import find_samples, read_classes
 from anysize.data.transforms import no_augmentation
-from anysize.errors import ConfigError, DataError, ShapeError
+from anysize.errors import ConfigError, DataError, ShapeError, StoppedByUserError
 from anysize.geometry import NetGeometry
 from anysize.models.fcn import build_model
 from anysize.optim import build_optimizer
 from anysize.plan.canvases import plan_canvases
 from anysize.plan.packing import pack
 from anysize.runlog import read_events
-from anysize.train import StoppedByUserError, train, train_step
+from anysize.train import train, train_step
 
 QUIET = Console(quiet=True)
 

@@ -26,10 +26,6 @@ def epoch_steps(plan: Plan, sizes: Sequence[Size], *, seed: int, epoch: int) -> 
     """
     rng = np.random.default_rng((seed, epoch))
     steps = pack(sizes, rng.permutation(len(sizes)).tolist(), plan)
-    full = [step for step in steps if _num_images(step) == plan.images_per_step]
-    ragged = [step for step in steps if _num_images(step) != plan.images_per_step]
+    full = [step for step in steps if step.num_images == plan.images_per_step]
+    ragged = [step for step in steps if step.num_images != plan.images_per_step]
     return [full[i] for i in rng.permutation(len(full))] + ragged
-
-
-def _num_images(step: Step) -> int:
-    return sum(len(p.images) for p in step.passes)

@@ -27,11 +27,6 @@ _STRIDES = (8, 16, 32)
 _POOL_PADDINGS = ("same", "caffe", "torchvision")
 
 
-def shape_histogram(sizes: Sequence[Size]) -> dict[Size, int]:
-    """How many images have each size, the most frequent first."""
-    return dict(sorted(Counter(sizes).items(), key=lambda item: (-item[1], item[0])))
-
-
 def plan_summary(plan: Plan, sizes: Sequence[Size]) -> dict[str, Any]:
     """The figures of a plan on these images.
 
