@@ -1,0 +1,55 @@
+"""What a foreign checkpoint is once it has been read: our tensors, our settings, and an account.
+
+Each system has a module that reads its files and gives a `Foreign`. Nothing here knows PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anysize.config import UNITS, ModelConfig, PixelConvention
+
+__all__ = ["Foreign", "model_config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """A checkpoint of another system, in our names and layouts.
+
+    Every tensor of the file is in exactly one of `taken`, `left_out` and `unknown`.
+
+    Attributes:
+        source: What it was found to be, for people: "TF-Slim resnet_v1_101, V1 checkpoint".
+        config: Units, base depth and rules of the net; the rest is at its default.
+        pixels: What the net was trained to take.
+        tensors: float32 by our names (`body.conv1.weights`, ..., `head.biases`); no `head.*` where
+            the file has no head of ours.
+        taken: Name in the file to our name that it went into; several may go into one.
+        left_out: Name in the file to the reason, in a few words.
+        unknown: Names in the file that nothing is known of; a conversion fails on them.
+    """
+
+    source: str
+    config: ModelConfig
+    pixels: PixelConvention
+    tensors: Mapping[str, NDArray[np.float32]]
+    taken: Mapping[str, str]
+    left_out: Mapping[str, str]
+    unknown: tuple[str, ...]
+
+
+def model_config(units: tuple[int, ...], base_depth: int, **rules: str) -> ModelConfig:
+    """The settings of a net with so many units in each of its four blocks.
+
+    Args:
+        units: In each block.
+        base_depth: Channels of the stem.
+        rules: `pool_padding`, `stride_position` and `dilation_rule`.
+    """
+    depths = {u: depth for depth, u in UNITS.items()}
+    shape = {"depth": depths[units]} if units in depths else {"units": units}
+    return ModelConfig(**shape, base_depth=base_depth, **rules)  # pyright: ignore[reportArgumentType]
