@@ -6,15 +6,19 @@ from safetensors.torch import save_file
 
 from anysize.checkpoint import (
     Weights,
+    WeightsFile,
     load_latest_state,
+    load_run_config,
     load_weights,
+    read_weights_file,
     save_state,
     save_weights,
     start_from,
+    write_weights_file,
 )
 from anysize.config import ModelConfig, OptimConfig, PixelConvention
 from anysize.data.samples import Classes
-from anysize.errors import WeightsError
+from anysize.errors import ConfigError, WeightsError
 from anysize.geometry import Size, single
 from anysize.models.fcn import build_model
 from anysize.optim import build_optimizer
@@ -80,7 +84,7 @@ def test_a_missing_damaged_or_foreign_file_is_refused_by_name(tmp_path):
     with pytest.raises(WeightsError, match=r"w\.safetensors is damaged"):
         load_weights(path, CPU)
     save_file({"x": torch.zeros(1)}, path)
-    with pytest.raises(WeightsError, match="Was it written by another program"):
+    with pytest.raises(WeightsError, match="taken over with `anysize convert`"):
         load_weights(path, CPU)
 
 
@@ -124,6 +128,105 @@ def test_fine_tuning_refuses_rules_of_another_system(tmp_path):
     save_weights(path, weights_of(tiny(config=caffe), config=caffe))
     with pytest.raises(WeightsError, match="Set `model.pool_padding` to 'caffe'"):
         start_from(tiny(), path, CONFIG, CLASSES)
+
+
+def test_a_head_that_was_trained_with_a_relu_goes_on_with_one(tmp_path):
+    path = tmp_path / "w.safetensors"
+    relu = dataclasses.replace(CONFIG, head_relu=True)
+    save_weights(path, weights_of(tiny(config=relu), config=relu))
+    with pytest.raises(WeightsError, match="Set `model.head_relu` to True"):
+        start_from(tiny(), path, CONFIG, CLASSES)
+    layout = single(Size(33, 41), CONFIG.geometry)
+    x = torch.randn(1, 3, *layout.canvas[1:])
+    with torch.no_grad():
+        plain = tiny().eval()(x, layout)
+        assert plain.min() < 0
+        assert torch.equal(load_weights(path, CPU).model(x, layout), plain.clamp(min=0))
+
+
+def write_body(path, config):
+    tensors = {n: t for n, t in tiny(1, config).state_dict().items() if n.startswith("body.")}
+    pixels = PixelConvention(channel_order="BGR", max_value=1.0, mean=(1.0, 2.0, 3.0))
+    write_weights_file(
+        path,
+        WeightsFile(
+            config=config, pixels=pixels, classes=None, kind=None, tensors=tensors, source="Caffe"
+        ),
+    )
+    return tensors
+
+
+def test_a_body_starts_a_training_but_cannot_label(tmp_path):
+    path = tmp_path / "body.safetensors"
+    tensors = write_body(path, CONFIG)
+    assert read_weights_file(path).source == "Caffe"
+    with pytest.raises(WeightsError, match="a body without a head .Caffe.*train.weights"):
+        load_weights(path, CPU)
+    model = tiny(seed=2)
+    head = model.head.weights.detach().clone()
+    pixels, said = start_from(model, path, CONFIG, CLASSES)
+    assert pixels.max_value == 1.0
+    assert "(Caffe): body (the file has none, so the head starts afresh)" in said
+    assert torch.equal(model.head.weights, head)
+    assert torch.equal(model.body.conv1.weights, tensors["body.conv1.weights"])
+
+
+def test_a_run_takes_from_its_weights_what_it_leaves_open(tmp_path):
+    config = dataclasses.replace(
+        CONFIG,
+        pool_padding="torchvision",
+        stride_position="first_3x3",
+        dilation_rule="previous",
+        output_stride=8,
+        norm="trained",
+    )
+    write_body(tmp_path / "body.safetensors", config)
+    toml = tmp_path / "run.toml"
+    toml.write_text('[data]\nroot = "d"\n[train]\nweights = "body.safetensors"\n')
+    run = load_run_config(toml)
+    assert run.model.units == (1, 1, 1, 1)
+    assert run.model.base_depth == 4
+    assert run.model.pool_padding == "torchvision"
+    assert run.model.stride_position == "first_3x3"
+    assert run.model.dilation_rule == "previous"
+    assert run.pixels == read_weights_file(tmp_path / "body.safetensors").pixels
+    # These do not decide which function the weights are for.
+    assert run.model.output_stride == 16
+    assert run.model.norm == "frozen"
+
+
+def test_what_a_run_says_of_its_net_stays(tmp_path):
+    write_body(tmp_path / "body.safetensors", CONFIG)
+    toml = tmp_path / "run.toml"
+    toml.write_text('[data]\nroot = "d"\n[train]\nweights = "body.safetensors"\n')
+    run = load_run_config(toml, ["model.depth=101", "model.pool_padding=caffe"])
+    assert (run.model.depth, run.model.units) == (101, ())
+    assert run.model.pool_padding == "caffe"
+    toml.write_text('model = 3\n[data]\nroot = "d"\n[train]\nweights = "body.safetensors"\n')
+    with pytest.raises(ConfigError, match="must be a section"):
+        load_run_config(toml)
+
+
+def test_weights_that_a_run_names_must_be_there(tmp_path):
+    toml = tmp_path / "run.toml"
+    toml.write_text('[data]\nroot = "d"\n[train]\nweights = "w.safetensors"\n')
+    with pytest.raises(WeightsError, match="No such file"):
+        load_run_config(toml)
+
+
+def test_a_forged_net_is_refused_before_it_is_built(tmp_path):
+    path = tmp_path / "w.safetensors"
+    saved = weights_of(tiny())
+    for forged in (
+        dataclasses.replace(CONFIG, units=(10**9, 1, 1, 1)),
+        dataclasses.replace(CONFIG, base_depth=10**6),
+    ):
+        save_weights(path, dataclasses.replace(saved, config=forged))
+        with pytest.raises(WeightsError, match=r"w\.safetensors"):
+            load_weights(path, CPU)
+    save_weights(path, dataclasses.replace(saved, config=dataclasses.replace(CONFIG, units=(1,))))
+    with pytest.raises(WeightsError, match="The metadata of .*`model.units` has 1 numbers"):
+        load_weights(path, CPU)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])

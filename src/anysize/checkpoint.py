@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from anysize.config import ModelConfig, PixelConvention, from_table
+from anysize.config import (
+    ModelConfig,
+    PixelConvention,
+    RunConfig,
+    check_model,
+    check_pixels,
+    from_table,
+    load_config,
+)
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, WeightsError
 from anysize.files import write_atomic
@@ -29,6 +37,11 @@ from anysize.models.fcn import FCN, build_model
 WEIGHTS_FORMAT = "anysize-weights-1"
 STATE_FORMAT = "anysize-state-1"
 NUM_KEPT = 2
+
+Kind = Literal["softmax", "sigmoid"]
+
+OF_THE_BODY = ("base_depth", "pool_padding", "stride_position", "dilation_rule")
+"""Keys of `[model]` that decide, with the units, which function a body's weights are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +59,28 @@ class Weights:
     model: FCN
     config: ModelConfig
     classes: Classes
-    kind: Literal["softmax", "sigmoid"]
+    kind: Kind
     pixels: PixelConvention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFile:
+    """What a weights file holds, before a net is built from it.
+
+    Attributes:
+        config, pixels: As in `Weights`.
+        classes, kind: As in `Weights`; None where the file is a body without a head, as the
+            ImageNet checkpoints of other systems are.
+        tensors: By the names of the net's state dict; without `head.*` for a body.
+        source: What the file was converted from; empty where Anysize trained it.
+    """
+
+    config: ModelConfig
+    pixels: PixelConvention
+    classes: Classes | None
+    kind: Kind | None
+    tensors: Mapping[str, Tensor]
+    source: str = ""
 
 
 def save_weights(path: Path, weights: Weights) -> None:
@@ -56,39 +89,117 @@ def save_weights(path: Path, weights: Weights) -> None:
     Raises:
         OSError: The disk is full or the folder cannot be written; an older file stays.
     """
+    write_weights_file(
+        path,
+        WeightsFile(
+            config=weights.config,
+            pixels=weights.pixels,
+            classes=weights.classes,
+            kind=weights.kind,
+            tensors=weights.model.state_dict(),
+        ),
+    )
+
+
+def write_weights_file(path: Path, file: WeightsFile) -> None:
+    """Writes a weights file, whole or not at all; of a body too.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; an older file stays.
+    """
     metadata = {
         "format": WEIGHTS_FORMAT,
-        "model": json.dumps(dataclasses.asdict(weights.config)),
-        "classes": json.dumps(dataclasses.asdict(weights.classes)),
-        "kind": weights.kind,
-        "pixels": json.dumps(dataclasses.asdict(weights.pixels)),
+        "model": json.dumps(dataclasses.asdict(file.config)),
+        "pixels": json.dumps(dataclasses.asdict(file.pixels)),
+        "source": file.source,
     }
-    write_atomic(path, save(_contiguous(weights.model.state_dict()), metadata))
+    if file.classes is not None and file.kind is not None:
+        metadata["classes"] = json.dumps(dataclasses.asdict(file.classes))
+        metadata["kind"] = file.kind
+    write_atomic(path, save(_contiguous(file.tensors), metadata))
+
+
+def read_weights_file(path: Path) -> WeightsFile:
+    """Reads a weights file; whether its tensors are those of its net, only building it shows.
+
+    Raises:
+        WeightsError: No such file, damaged, or not a weights file of Anysize.
+    """
+    tensors, metadata = _read(path, WEIGHTS_FORMAT)
+    return _weights_file(path, metadata, tensors)
 
 
 def load_weights(path: Path, device: torch.device) -> Weights:
     """Reads a weights file and builds its net.
 
     Raises:
-        WeightsError: No such file, damaged, not a weights file of Anysize, or its tensors are not
-            those of the net that it describes.
+        WeightsError: No such file, damaged, not a weights file of Anysize, a body without a head,
+            or its tensors are not those of the net that it describes.
     """
-    tensors, metadata = _read(path, WEIGHTS_FORMAT)
-    try:
-        config = from_table(ModelConfig, json.loads(metadata["model"]), str(path))
-        classes = from_table(Classes, json.loads(metadata["classes"]), str(path))
-        pixels = from_table(PixelConvention, json.loads(metadata["pixels"]), str(path))
-        kind = metadata["kind"]
-        if kind not in ("softmax", "sigmoid"):
-            raise ConfigError(f"the kind of loss is {kind!r}")
-    except (KeyError, ValueError, ConfigError) as error:
+    file = read_weights_file(path)
+    if file.classes is None or file.kind is None:
         raise WeightsError(
-            f"The metadata of {path} does not hold: {error}. Take another file, or write it again."
-        ) from None
-    model = build_model(config, len(classes.names))
-    load_tensors(model, tensors, str(path))
+            f"{path} is a body without a head ({file.source}), so it cannot label images yet. "
+            "Train a head for your classes first: set `train.weights` to this file."
+        )
+    _require_same_tensors(expected_tensors(file, str(path)), file.tensors, str(path))
+    model = build_model(file.config, len(file.classes.names))
+    load_tensors(model, file.tensors, str(path))
     return Weights(
-        model=model.to(device).eval(), config=config, classes=classes, kind=kind, pixels=pixels
+        model=model.to(device).eval(),
+        config=file.config,
+        classes=file.classes,
+        kind=file.kind,
+        pixels=file.pixels,
+    )
+
+
+def expected_tensors(file: WeightsFile, source: str) -> dict[str, torch.Size]:
+    """Names and shapes of the tensors of the net that a file describes; builds no net for it.
+
+    Raises:
+        WeightsError: The net has more units than the file has tensors: the file is forged or cut.
+    """
+    # Every unit has more tensors than one, so this bounds what a forged file can have built.
+    if sum(file.config.units) > len(file.tensors):
+        raise WeightsError(
+            f"{source} describes a net of {sum(file.config.units)} units, but holds "
+            f"{len(file.tensors)} tensors. Take another file."
+        )
+    num_classes = 1 if file.classes is None else len(file.classes.names)
+    with torch.device("meta"):
+        own = build_model(file.config, num_classes).state_dict()
+    return {
+        name: tensor.shape
+        for name, tensor in own.items()
+        if file.classes is not None or not name.startswith("head.")
+    }
+
+
+def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads a `run.toml`; what it leaves open about the net, `train.weights` decides.
+
+    The depth, the rules of padding, stride and dilation, and the pixel convention are those that
+    the weights were trained with, unless the TOML file says otherwise.
+
+    Raises:
+        ConfigError: As `load_config`.
+        WeightsError: The file that `train.weights` names cannot be read.
+    """
+    config = load_config(path, overrides)
+    if not config.train.weights:
+        return config
+    weights = path.resolve().parent / config.train.weights
+    metadata = _read_metadata(weights, WEIGHTS_FORMAT)
+    file = _weights_file(weights, metadata, {})
+    net = dataclasses.asdict(file.config)
+    return load_config(
+        path,
+        overrides,
+        defaults={
+            "model": {key: net[key] for key in ("depth", "units", *OF_THE_BODY)},
+            "pixels": dataclasses.asdict(file.pixels),
+        },
     )
 
 
@@ -99,12 +210,21 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
         WeightsError: A name is on one side only, or two shapes differ; both sides are listed.
     """
     own = model.state_dict()
+    _require_same_tensors({name: t.shape for name, t in own.items()}, tensors, source)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _require_same_tensors(
+    own: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], source: str
+) -> None:
     missing = sorted(set(own) - set(tensors))
     surplus = sorted(set(tensors) - set(own))
     differing = [
-        f"{n}: {tuple(tensors[n].shape)} in the file, {tuple(own[n].shape)} in the net"
+        f"{n}: {tuple(tensors[n].shape)} in the file, {tuple(own[n])} in the net"
         for n in own
-        if n in tensors and tensors[n].shape != own[n].shape
+        if n in tensors and tensors[n].shape != own[n]
     ]
     if missing or surplus or differing:
         raise WeightsError(
@@ -112,9 +232,6 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
             f"{_first(surplus)}. Of another shape: {_first(differing)}. Set [model] to the net "
             "that the file was made with."
         )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
 
 
 def start_from(
@@ -133,21 +250,31 @@ def start_from(
     Raises:
         WeightsError: As `load_weights`; or the rules of the file's net differ from `config`.
     """
-    weights = load_weights(path, torch.device("cpu"))
-    for key in ("pool_padding", "stride_position", "dilation_rule"):
-        theirs, ours = getattr(weights.config, key), getattr(config, key)
-        if theirs != ours:
-            raise WeightsError(
-                f"`model.{key}` is {ours!r}, but the weights in {path} are for {theirs!r}. "
-                f"Set `model.{key}` to {theirs!r}."
-            )
-    tensors = dict(weights.model.state_dict())
-    same_head = weights.classes.names == classes.names
-    if not same_head:
-        tensors.update({n: t for n, t in model.state_dict().items() if n.startswith("head.")})
-    load_tensors(model, tensors, str(path))
-    head = "body and head" if same_head else "body (the classes differ, so the head starts afresh)"
-    return weights.pixels, f"Started from {path}: {head}."
+    file = read_weights_file(path)
+    for key in OF_THE_BODY:
+        _require_same(key, file, config, path)
+    tensors = {n: t for n, t in file.tensors.items() if n.startswith("body.")}
+    head = {n: t for n, t in file.tensors.items() if n.startswith("head.")}
+    same_head = file.classes is not None and file.classes.names == classes.names
+    if same_head:
+        _require_same("head_relu", file, config, path)
+        taken = "body and head"
+    else:
+        head = {n: t for n, t in model.state_dict().items() if n.startswith("head.")}
+        why = "the file has none" if file.classes is None else "the classes differ"
+        taken = f"body ({why}, so the head starts afresh)"
+    load_tensors(model, {**tensors, **head}, str(path))
+    source = f" ({file.source})" if file.source else ""
+    return file.pixels, f"Started from {path}{source}: {taken}."
+
+
+def _require_same(key: str, file: WeightsFile, config: ModelConfig, path: Path) -> None:
+    theirs, ours = getattr(file.config, key), getattr(config, key)
+    if theirs != ours:
+        raise WeightsError(
+            f"`model.{key}` is {ours!r}, but the weights in {path} are for {theirs!r}. "
+            f"Set `model.{key}` to {theirs!r}, or leave it out."
+        )
 
 
 def save_state(
@@ -251,21 +378,59 @@ def load_latest_state(folder: Path) -> State | None:
     return None
 
 
+def _weights_file(
+    path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> WeightsFile:
+    try:
+        config = from_table(ModelConfig, json.loads(metadata["model"]), str(path))
+        pixels = from_table(PixelConvention, json.loads(metadata["pixels"]), str(path))
+        check_model(config, str(path))
+        check_pixels(pixels, str(path))
+        classes, kind = None, metadata.get("kind")
+        if kind is not None:
+            classes = from_table(Classes, json.loads(metadata["classes"]), str(path))
+        if kind not in ("softmax", "sigmoid", None):
+            raise ConfigError(f"the kind of loss is {kind!r}")
+    except (KeyError, ValueError, TypeError, ConfigError) as error:
+        raise WeightsError(
+            f"The metadata of {path} does not hold: {error}. Take another file, or write it again."
+        ) from None
+    return WeightsFile(
+        config=config,
+        pixels=pixels,
+        classes=classes,
+        kind=kind,
+        tensors=tensors,
+        source=metadata.get("source", ""),
+    )
+
+
 def _read(path: Path, expected_format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    metadata = _read_metadata(path, expected_format)
+    try:
+        with safe_open(path, framework="pt") as file:  # pyright: ignore[reportArgumentType]
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is damaged: {error}. Take another file.") from None
+
+
+def _read_metadata(path: Path, expected_format: str) -> dict[str, str]:
     if not path.is_file():
         raise WeightsError(f"No such file: {path}.")
     try:
         with safe_open(path, framework="pt") as file:  # pyright: ignore[reportArgumentType]
             metadata: dict[str, Any] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is damaged or not a safetensors file: {error}.") from None
+        raise WeightsError(
+            f"{path} is damaged or not a safetensors file: {error}. Weights of other systems are "
+            "taken over with `anysize convert`."
+        ) from None
     if metadata.get("format") != expected_format:
         raise WeightsError(
-            f"{path} is of format {metadata.get('format')!r}, not {expected_format!r}. "
-            "Was it written by another program?"
+            f"{path} is of format {metadata.get('format')!r}, not {expected_format!r}. Weights of "
+            "other systems are taken over with `anysize convert`."
         )
-    return tensors, metadata
+    return metadata
 
 
 def _as_the_optimizer_has_it(tensor: Tensor, parameter: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_epilog(
             "anysize demo -o demo",
             "anysize plan data -o plan.json",
+            "anysize convert resnet_v1_101.ckpt -o resnet_v1_101.safetensors",
             "anysize train run.toml",
             "anysize evaluate run",
             "anysize predict run photos -o predictions",
@@ -102,6 +103,33 @@ def _parser() -> argparse.ArgumentParser:
         help="override a key of run.toml; may be repeated",
     )
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+
+    convert = _verb(
+        verbs,
+        "convert",
+        _convert,
+        "take over a checkpoint of TF-Slim, Caffe, torchvision or timm",
+        "anysize convert resnet_v1_101.ckpt -o resnet_v1_101.safetensors",
+        "anysize convert fcn.ckpt-20000 -o fcn.safetensors --loss sigmoid --classes classes.toml",
+        "anysize convert ResNet-50-model.caffemodel -o W.safetensors --mean mean.binaryproto",
+    )
+    convert.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
+    convert.add_argument("-o", "--out", type=Path, required=True, help="weights file to write")
+    convert.add_argument(
+        "--head", default="", metavar="NAME", help="which head to take; none takes the body only"
+    )
+    convert.add_argument(
+        "--loss", choices=("softmax", "sigmoid"), help="how the head's logits are meant"
+    )
+    convert.add_argument(
+        "--classes", type=Path, metavar="classes.toml", help="names and colours of the head's"
+    )
+    convert.add_argument(
+        "--head-relu", action="store_true", help="the head ends with a ReLU, as TF-Slim's default"
+    )
+    convert.add_argument(
+        "--mean", type=Path, metavar="F", help="mean image of a .caffemodel (.binaryproto)"
+    )
 
     evaluate = _verb(
         verbs,
@@ -149,13 +177,13 @@ def _verb(
     name: str,
     run: Callable[[argparse.Namespace, Console], None],
     summary: str,
-    example: str,
+    *examples: str,
 ) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=_epilog(example),
+        epilog=_epilog(*examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
@@ -179,15 +207,16 @@ def _demo(parsed: argparse.Namespace, console: Console) -> None:
 
 
 def _plan(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.config import ModelConfig, PlanConfig, load_config
+    from anysize.config import ModelConfig, PlanConfig
     from anysize.data.samples import list_images
     from anysize.plan.canvases import describe_plan, plan_canvases, write_plan
     from anysize.plan.fingerprint import fingerprint
 
     if parsed.data.suffix == ".toml":
+        from anysize.checkpoint import load_run_config
         from anysize.train import training_sizes
 
-        config = load_config(parsed.data)
+        config = load_run_config(parsed.data)
         settings, geometry = _plan_settings(parsed, config.plan), config.model.geometry
         if parsed.output_stride not in (None, geometry.output_stride):
             raise ConfigError(
@@ -234,6 +263,32 @@ def _train(parsed: argparse.Namespace, console: Console) -> None:
 
     run = train(parsed.config, parsed.overrides, resume=parsed.resume, console=console)
     console.print(f"Done. The run is in {run}.", highlight=False)
+
+
+def _convert(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.checkpoint import write_weights_file
+    from anysize.data.samples import read_classes
+    from anysize.weights.convert import convert, describe
+
+    if parsed.out.suffix != ".safetensors":
+        raise ConfigError(f"--out is {parsed.out}; a weights file ends with .safetensors.")
+    if parsed.out.exists():
+        raise ConfigError(f"{parsed.out} is there already. Remove it, or write to another name.")
+    file, foreign = convert(
+        parsed.checkpoint,
+        head=parsed.head,
+        kind=parsed.loss,
+        classes=read_classes(parsed.classes) if parsed.classes else None,
+        head_relu=parsed.head_relu,
+        mean=parsed.mean,
+    )
+    console.print(describe(foreign), highlight=False)
+    write_weights_file(parsed.out, file)
+    if file.classes is None:
+        what = "a body; a head is trained by `train.weights` in a run.toml"
+    else:
+        what = f"body and head, {len(file.classes.names)} classes, {file.kind}"
+    console.print(f"Wrote {parsed.out}: {what}.", highlight=False)
 
 
 def _evaluate(parsed: argparse.Namespace, console: Console) -> None:

@@ -94,6 +94,8 @@ class ModelConfig:
             pixels of the step.
         norm_decay: Share of the moving statistics that a step keeps, where they are trained; lower
             it for runs of fewer than some thousand steps.
+        head_relu: The head ends with a ReLU, as `slim.conv2d_transpose` has one unless told
+            otherwise; for weights that were trained so.
         loss_at: "grid": at the logits' grid, half the output stride. "full": at full resolution.
         activation_checkpointing: Recompute each unit in the backward pass: less memory, more time.
     """
@@ -107,6 +109,7 @@ class ModelConfig:
     dilation_rule: Literal["new", "previous"] = "new"
     norm: Literal["frozen", "trained"] = "frozen"
     norm_decay: float = 0.997
+    head_relu: bool = False
     loss_at: LossAt = "grid"
     activation_checkpointing: bool = False
 
@@ -223,10 +226,18 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    path: Path,
+    overrides: Sequence[str] = (),
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> RunConfig:
     """Reads `run.toml` and applies overrides of the form `section.key=value`.
 
-    A value is read as TOML, and as a plain string where it is not TOML.
+    Args:
+        path: The TOML file.
+        overrides: A value is read as TOML, and as a plain string where it is not TOML.
+        defaults: Sections with values for keys that neither the file nor an override gives. One of
+            `model.depth` and `model.units` that is given keeps out the other.
 
     Raises:
         ConfigError: No such file, not TOML, an unknown key, a value of the wrong type or range.
@@ -241,6 +252,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path} cannot be read as TOML: {error}.") from None
     for override in overrides:
         _apply_override(table, override)
+    for section, values in (defaults or {}).items():
+        _fill_in(table, section, values)
     config = from_table(RunConfig, table, str(path))
     _check(config, str(path))
     return config
@@ -268,6 +281,18 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
     if not isinstance(section, dict):
         raise ConfigError(f"--set {override}: {parts[0]!r} is not a section.")
     typing.cast("dict[str, Any]", section)[parts[1]] = value
+
+
+def _fill_in(table: dict[str, Any], section: str, values: Mapping[str, Any]) -> None:
+    entry = table.setdefault(section, {})
+    if not isinstance(entry, dict):
+        return  # Reported when the section is read.
+    given = typing.cast("dict[str, Any]", entry)
+    depth_is_given = section == "model" and ("depth" in given or "units" in given)
+    for key, value in values.items():
+        if not (depth_is_given and key in ("depth", "units")):
+            as_list = list(typing.cast("tuple[Any]", value)) if isinstance(value, tuple) else value
+            given.setdefault(key, as_list)
 
 
 def _build(cls: type[T], table: Mapping[str, Any], prefix: str, source: str) -> T:
@@ -322,7 +347,6 @@ def _check(config: RunConfig, source: str) -> None:
         "plan.images_per_step": config.plan.images_per_step,
         "plan.max_pixels_per_step": config.plan.max_pixels_per_step,
         "plan.max_canvases": config.plan.max_canvases,
-        "model.base_depth": config.model.base_depth,
         "train.epochs": config.train.epochs,
         "train.log_every": config.train.log_every,
         "train.checkpoint_every": config.train.checkpoint_every,
@@ -349,23 +373,35 @@ def _check(config: RunConfig, source: str) -> None:
     _check_together(config, source)
 
 
-def _check_together(config: RunConfig, source: str) -> None:
-    if config.model.units and len(config.model.units) != 4:
+def check_model(model: ModelConfig, source: str) -> None:
+    """Raises a ConfigError, which names `source`, where settings of the net do not hold."""
+    if model.base_depth < 1:
+        raise ConfigError(f"`model.base_depth` is {model.base_depth}; at least 1 ({source}).")
+    if model.units and len(model.units) != 4:
         raise ConfigError(
-            f"`model.units` has {len(config.model.units)} numbers; it must have 4 ({source})."
+            f"`model.units` has {len(model.units)} numbers; it must have 4 ({source})."
         )
-    if any(u < 1 for u in config.model.units):
-        raise ConfigError(f"`model.units` {config.model.units}: at least 1 a block ({source}).")
-    if not config.model.units and config.model.depth not in UNITS:
+    if any(u < 1 for u in model.units):
+        raise ConfigError(f"`model.units` {model.units}: at least 1 a block ({source}).")
+    if not model.units and model.depth not in UNITS:
         raise ConfigError(
-            f"`model.depth` is {config.model.depth}; it must be one of "
+            f"`model.depth` is {model.depth}; it must be one of "
             f"{', '.join(map(str, UNITS))}, or give `model.units` ({source})."
         )
-    if config.model.stride_position == "last_3x3" and config.model.dilation_rule == "previous":
+    if model.stride_position == "last_3x3" and model.dilation_rule == "previous":
         raise ConfigError(
             f'`model.dilation_rule` "previous" goes with a stride in the first unit ({source}). '
             'Set `model.stride_position` to "first_3x3", as torchvision has it.'
         )
+    if not 0 <= model.norm_decay < 1:
+        raise ConfigError(
+            f"`model.norm_decay` is {model.norm_decay}; it must be at least 0 and below 1 "
+            f"({source})."
+        )
+
+
+def _check_together(config: RunConfig, source: str) -> None:
+    check_model(config.model, source)
     if config.augment.max_scale < config.augment.min_scale:
         raise ConfigError(
             f"`augment.max_scale` {config.augment.max_scale} is below `augment.min_scale` "
@@ -376,12 +412,7 @@ def _check_together(config: RunConfig, source: str) -> None:
         raise ConfigError(
             f"`augment.crop` is {list(crop)}; it must be [height, width], each above 0 ({source})."
         )
-    if not 0 <= config.model.norm_decay < 1:
-        raise ConfigError(
-            f"`model.norm_decay` is {config.model.norm_decay}; it must be at least 0 and below 1 "
-            f"({source})."
-        )
-    _check_pixels(config.pixels, source)
+    check_pixels(config.pixels, source)
     if not 0 < config.data.val_fraction < 1:
         raise ConfigError(
             f"`data.val_fraction` is {config.data.val_fraction}; it must lie between 0 and 1 "
@@ -393,7 +424,8 @@ def _check_together(config: RunConfig, source: str) -> None:
         )
 
 
-def _check_pixels(pixels: PixelConvention, source: str) -> None:
+def check_pixels(pixels: PixelConvention, source: str) -> None:
+    """Raises a ConfigError, which names `source`, where a pixel convention does not hold."""
     for key in ("mean", "std"):
         values = getattr(pixels, key)
         if len(values) != 3 or (key == "std" and not min(values) > 0):

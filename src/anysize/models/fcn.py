@@ -4,7 +4,8 @@ Takes `[n, 3, h, w]` pixels on a canvas; gives `[n, k, 2 * ch, 2 * cw]` logits, 
 the canvas's cells at `output_stride`: stride 8 for a body of stride 16.
 
 Source: Long et al., "Fully Convolutional Networks" (2015), with the head of pose-tensorflow:
-3x3, stride 2, SAME, no activation.
+3x3, stride 2, SAME. No activation: `slim.conv2d_transpose` adds a ReLU unless told otherwise, which
+makes every logit at least 0; `head_relu` has it for weights that were trained so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anysize.config import ModelConfig
@@ -30,10 +32,7 @@ __all__ = ["FCN", "UpsamplingHead", "build_model", "upsample"]
 
 
 class UpsamplingHead(nn.Module):
-    """Transposed convolution 3x3, stride 2; its output may be negative.
-
-    (`slim.conv2d_transpose` adds a ReLU unless told otherwise, which makes every logit at least 0.)
-    """
+    """Transposed convolution 3x3, stride 2; its output may be negative."""
 
     def __init__(
         self, num_in: int, num_classes: int, *, generator: torch.Generator | None = None
@@ -52,8 +51,9 @@ class UpsamplingHead(nn.Module):
 class FCN(nn.Module):
     """Body and head."""
 
-    def __init__(self, body: ResNetV1, head: UpsamplingHead) -> None:
+    def __init__(self, body: ResNetV1, head: UpsamplingHead, *, head_relu: bool = False) -> None:
         super().__init__()
+        self.head_relu = head_relu
         self.body = body
         self.head = head
 
@@ -73,7 +73,8 @@ class FCN(nn.Module):
             `[n, k, 2 * ch, 2 * cw]`; the cells of an image are its `coarse_rect`, doubled, and
             everything else is meaningless.
         """
-        return self.head(self.body(pixels, layout))
+        logits = self.head(self.body(pixels, layout))
+        return F.relu(logits) if self.head_relu else logits
 
 
 def build_model(
@@ -101,4 +102,5 @@ def build_model(
         activation_checkpointing=config.activation_checkpointing,
         generator=generator,
     )
-    return FCN(built, UpsamplingHead(built.num_out, num_classes, generator=generator))
+    head = UpsamplingHead(built.num_out, num_classes, generator=generator)
+    return FCN(built, head, head_relu=config.head_relu)
