@@ -1,0 +1,208 @@
+"""The kinds of file that `fuzz.py` damages: how a whole one is made, and what reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from anysize.checkpoint import (
+    Weights,
+    load_latest_state,
+    load_run_config,
+    load_weights,
+    save_state,
+    save_weights,
+)
+from anysize.config import ModelConfig, OptimConfig, PixelConvention
+from anysize.data.samples import Classes, Sample, decode_image, decode_mask, read_classes
+from anysize.geometry import Canvas, NetGeometry, Size
+from anysize.models.fcn import FCN, build_model
+from anysize.optim import build_optimizer
+from anysize.plan.canvases import read_plan, write_plan
+from anysize.plan.fingerprint import read_size
+from anysize.plan.packing import Plan
+from anysize.report import write_report
+from anysize.runlog import read_events
+
+SIZE = Size(23, 31)
+CLASSES = Classes(names=("ground", "disc", "stripe"), colours=((9, 9, 9), (200, 0, 0), (0, 0, 200)))
+CONFIG = ModelConfig(units=(1, 1, 1, 1), base_depth=4)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file.
+
+    Attributes:
+        name: Of the kind, and of the folder that it is made in.
+        make: Writes whole files into a folder, and returns the one to read.
+        read: Reads the file as the program would.
+        pattern: Files of the folder that are mutated.
+        named: What a refusal may name instead of the file: a folder, say.
+    """
+
+    name: str
+    make: Callable[[Path], Path]
+    read: Callable[[Path], object]
+    pattern: str = "*"
+    named: str = "\0"
+
+    def targets(self, folder: Path) -> list[Path]:
+        """The files that are mutated."""
+        return sorted(p for p in folder.rglob(self.pattern) if p.is_file())
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def _image(name: str, mode: str = "RGB", **options: object) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        ramp = np.add.outer(np.arange(SIZE.height), np.arange(SIZE.width)) * 4
+        noise = _rng().integers(0, 40, (*SIZE, 3))
+        array = (ramp[..., None] + noise).clip(0, 255).astype(np.uint8)
+        image = Image.fromarray(array).convert(mode) if mode != "I;16" else _grey_16(array)
+        path = folder / name
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        if name.endswith((".jpg", ".png", ".webp")):
+            options["exif"] = exif
+        image.save(path, **options)
+        return path
+
+    return make
+
+
+def _grey_16(array: np.ndarray) -> Image.Image:
+    return Image.fromarray(array[..., 0].astype(np.uint16) * 257)
+
+
+def _read_image(path: Path) -> object:
+    size = read_size(path)
+    return size, decode_image(path)
+
+
+def _mask(name: str, *, palette: bool) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        labels = _rng().integers(0, 3, SIZE).astype(np.uint8)
+        image = Image.fromarray(labels)
+        if palette:
+            image.putpalette([c for colour in CLASSES.colours for c in colour])
+        image.save(folder / name)
+        return folder / name
+
+    return make
+
+
+def _read_mask(path: Path) -> object:
+    sample = Sample(stem=path.stem, image=path, masks=(path,), size=SIZE)
+    return decode_mask(sample, CLASSES)
+
+
+def _tiny() -> FCN:
+    return build_model(CONFIG, 3, generator=torch.Generator().manual_seed(0))
+
+
+def _weights(folder: Path) -> Path:
+    path = folder / "weights.safetensors"
+    save_weights(
+        path,
+        Weights(
+            model=_tiny(),
+            config=CONFIG,
+            classes=CLASSES,
+            kind="softmax",
+            pixels=PixelConvention(),
+        ),
+    )
+    return path
+
+
+def _state(folder: Path) -> Path:
+    model = _tiny()
+    return save_state(
+        folder,
+        step=3,
+        data_fingerprint="d",
+        model=model,
+        optimizer=build_optimizer(model, OptimConfig()),
+    )
+
+
+def _read_state(path: Path) -> object:
+    state = load_latest_state(path.parent)
+    assert state is not None
+    model = _tiny()
+    state.restore(model, build_optimizer(model, OptimConfig()))
+    return state
+
+
+def _plan(folder: Path) -> Path:
+    plan = Plan(
+        geometry=NetGeometry(output_stride=16, pool_padding="same"),
+        images_per_step=4,
+        max_pixels_per_step=1 << 20,
+        canvases=(Canvas(1, 240, 320), Canvas(4, 240, 320)),
+    )
+    write_plan(plan, folder / "plan.json", sizes=[Size(200, 300), Size(230, 310)])
+    return folder / "plan.json"
+
+
+def _run_toml(folder: Path) -> Path:
+    path = folder / "run.toml"
+    path.write_text(
+        '[data]\nroot = "data"\n[model]\ndepth = 50\n[augment]\ncrop = [480, 480]\n'
+        "[optim]\nlr = 0.01\nmilestones = [10, 20]\n[train]\nepochs = 3\nseed = 1\n"
+    )
+    return path
+
+
+def _classes_toml(folder: Path) -> Path:
+    path = folder / "classes.toml"
+    path.write_text(
+        'ignore_index = 255\n[[class]]\nname = "a"\ncolour = [0, 1, 2]\n'
+        '[[class]]\nname = "b"\ncolour = [9, 1, 2]\n'
+    )
+    return path
+
+
+def _run_folder(folder: Path) -> Path:
+    train = {
+        "event": "train", "step": 10, "epoch": 0, "loss": 0.5, "lr": 0.1, "images_per_s": 2.0,
+        "valid_megapixels_per_s": 0.1, "wait_s": 0.0, "wait_share": 0.0, "waste": 0.1,
+        "elapsed_s": 1.0, "peak_memory_bytes": 1000,
+    }  # fmt: skip
+    (folder / "events.jsonl").write_text("".join(json.dumps(train) + "\n" for _ in range(4)))
+    _plan(folder)
+    _run_toml(folder)
+    return folder / "events.jsonl"
+
+
+def _read_run_folder(path: Path) -> object:
+    return read_events(path.parent / "events.jsonl"), write_report(path.parent)
+
+
+KINDS = (
+    Kind("jpeg", _image("photo.jpg"), _read_image),
+    Kind("png", _image("photo.png"), _read_image),
+    Kind("png-palette", _image("photo.png", "P"), _read_image),
+    Kind("tiff", _image("photo.tif"), _read_image),
+    Kind("tiff-lzw", _image("photo.tif", compression="tiff_lzw"), _read_image),
+    Kind("webp", _image("photo.webp"), _read_image),
+    Kind("bmp", _image("photo.bmp"), _read_image),
+    Kind("mask", _mask("mask.png", palette=False), _read_mask),
+    Kind("mask-palette", _mask("mask.png", palette=True), _read_mask),
+    Kind("weights", _weights, lambda path: load_weights(path, CPU)),
+    Kind("state", _state, _read_state),
+    Kind("plan", _plan, read_plan),
+    Kind("run-toml", _run_toml, load_run_config),
+    Kind("classes-toml", _classes_toml, read_classes),
+    Kind("run-folder", _run_folder, _read_run_folder, named="run-folder"),
+)
