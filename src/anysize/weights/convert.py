@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from anysize.checkpoint import Kind, WeightsFile, expected_tensors
+from anysize.checkpoint import Kind, WeightsFile, expected_tensors, is_ours
 from anysize.config import UNITS
 from anysize.data.samples import Classes
 from anysize.errors import WeightsError
@@ -61,7 +61,7 @@ def convert(
     """
     if not path.exists() and not is_tf_checkpoint(path):
         raise WeightsError(f"No such file: {path}.")
-    foreign = _read(path, "" if head == NO_HEAD else head, mean)
+    foreign = _read(path, head, mean)
     if head == NO_HEAD:
         foreign = _without_head(foreign)
     head_weights = foreign.tensors.get("head.weights")
@@ -106,6 +106,8 @@ def describe(foreign: Foreign) -> str:
 
 
 def _read(path: Path, head: str, mean: Path | None) -> Foreign:
+    if is_ours(path):
+        raise WeightsError(f"{path} is a weights file of Anysize already. Use it as it is.")
     if is_tf_checkpoint(path):
         foreign = read_slim(path, head=head)
     elif not path.is_file():
@@ -116,7 +118,7 @@ def _read(path: Path, head: str, mean: Path | None) -> Foreign:
     elif is_torch_file(path):
         foreign = foreign_from_torchvision(read_torch_file(path), path)
     elif is_caffemodel(path):
-        return read_caffe(path, mean=mean, head=head)
+        return read_caffe(path, mean=mean, head="" if head == NO_HEAD else head)
     else:
         raise WeightsError(
             f"{path} is of no format that Anysize knows. It takes TF-Slim checkpoints (V1 files, "
