@@ -214,6 +214,25 @@ def test_tiles_off_the_grid_of_cells_differ(monkeypatch):
     assert np.abs(tiled.probabilities.astype(float) - whole.probabilities).max() > 5e-3
 
 
+def test_anything_that_gives_probabilities_can_be_tiled():
+    """A net that sees one pixel: tiles must give exactly what it says of each pixel."""
+    seen = []
+
+    def run(tile):
+        seen.append(tile.shape[:2])
+        return torch.from_numpy(tile / np.float32(255)).permute(2, 0, 1)
+
+    image = image_of(300, 210)
+    tiled = predict.predict_tiled(
+        run, image, NetGeometry(), kind="sigmoid", max_pixels=30_000, keep_probabilities=True
+    )
+    assert tiled.num_tiles == len(seen) > 1
+    assert max(height * width for height, width in seen) <= 30_000
+    expected = (image / np.float32(255)).transpose(2, 0, 1)
+    np.testing.assert_allclose(tiled.probabilities, expected, atol=1e-3)
+    assert (tiled.present != (image >= 128).transpose(2, 0, 1)).mean() < 1e-4
+
+
 def test_files_of_softmax(tmp_path):
     weights = tiny_weights()
     one = save(tmp_path / "in" / "one.png", image_of(41, 30))

@@ -13,6 +13,9 @@ overlap, and whose probabilities are blended:
 
 Where the net sees no further than a quarter of the overlap, tiles give what the whole image gives.
 ResNets see further, so there it is an approximation.
+
+What labels images is a `Labeller`: a net of ours (`NetLabeller`), or an ONNX file
+(`anysize.onnx_file`). Tiling and the files written are the same for both.
 """
 
 from __future__ import annotations
@@ -20,20 +23,21 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from anysize.checkpoint import Weights
+from anysize.checkpoint import Kind, Weights
 from anysize.config import PixelConvention
+from anysize.data.images import IMAGE_SUFFIXES, decode_image, viewable
 from anysize.data.loader import normalise
-from anysize.data.samples import IMAGE_SUFFIXES, decode_image
+from anysize.data.samples import Classes
 from anysize.errors import ConfigError, DataError, DeviceError, ShapeError, WeightsError
 from anysize.files import write_atomic
 from anysize.geometry import (
@@ -48,8 +52,6 @@ from anysize.geometry import (
 )
 from anysize.models.fcn import FCN, upsample
 from anysize.world import Precision, computing
-
-Kind = Literal["softmax", "sigmoid"]
 
 DEFAULT_MAX_PIXELS = 4_194_304
 """2048 x 2048: ResNet-50 at output stride 16 with 21 classes takes 1.0 GB for it on a CPU."""
@@ -113,6 +115,83 @@ class FilePrediction:
     num_tiles: int
 
 
+class Labeller(Protocol):
+    """What labels images, and what is needed to read its labels."""
+
+    @property
+    def classes(self) -> Classes:
+        """Names and colours, by class id."""
+        ...
+
+    @property
+    def kind(self) -> Kind:
+        """How logits become labels."""
+        ...
+
+    @property
+    def geometry(self) -> NetGeometry:
+        """Of the net, by which tiles are placed."""
+        ...
+
+    @property
+    def pixels(self) -> PixelConvention:
+        """What the net takes."""
+        ...
+
+    def predict(
+        self, image: np.ndarray, *, max_pixels: int, keep_probabilities: bool
+    ) -> Prediction:
+        """Labels one image, uint8 RGB `[h, w, 3]`; arguments of `predict_image`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetLabeller:
+    """A net of ours as a `Labeller`.
+
+    Attributes:
+        weights: The net, its classes and its pixel convention.
+        precision: See `canvas_logits`.
+    """
+
+    weights: Weights
+    precision: Precision = "float32"
+
+    @property
+    def classes(self) -> Classes:
+        """See `Labeller`."""
+        return self.weights.classes
+
+    @property
+    def kind(self) -> Kind:
+        """See `Labeller`."""
+        return self.weights.kind
+
+    @property
+    def geometry(self) -> NetGeometry:
+        """See `Labeller`."""
+        return self.weights.model.geometry
+
+    @property
+    def pixels(self) -> PixelConvention:
+        """See `Labeller`."""
+        return self.weights.pixels
+
+    def predict(
+        self, image: np.ndarray, *, max_pixels: int, keep_probabilities: bool
+    ) -> Prediction:
+        """See `predict_image`."""
+        return predict_image(
+            self.weights.model,
+            image,
+            self.pixels,
+            kind=self.kind,
+            max_pixels=max_pixels,
+            precision=self.precision,
+            keep_probabilities=keep_probabilities,
+        )
+
+
 def canvas_logits(
     model: FCN, pixels: Tensor, layout: Layout, *, precision: Precision = "float32"
 ) -> list[Tensor]:
@@ -163,7 +242,7 @@ def predict_logits(
     """
     layout = single(Size(image.shape[0], image.shape[1]), model.geometry)
     canvas, (place,) = layout.canvas, layout.placements
-    array = np.zeros((1, canvas.height, canvas.width, 3), np.float32)
+    array = np.zeros((1, canvas.height, canvas.width, image.shape[2]), np.float32)
     inside = array[0, place.top : place.top + place.height, place.left : place.left + place.width]
     inside[:] = normalise(image, pixels)
     return canvas_logits(
@@ -183,7 +262,11 @@ def predict_probabilities(
 
     They add up to 1 over the classes for softmax, and are each class's own for sigmoid.
     """
-    logits = predict_logits(model, image, pixels, precision=precision)
+    return to_probabilities(predict_logits(model, image, pixels, precision=precision), kind)
+
+
+def to_probabilities(logits: Tensor, kind: Kind) -> Tensor:
+    """Logits `[k, h, w]` as probabilities of the same shape."""
     return logits.softmax(0) if kind == "softmax" else logits.sigmoid()
 
 
@@ -215,8 +298,43 @@ def predict_image(
         ConfigError: `max_pixels` is too small for tiles that overlap.
         WeightsError: A logit is not finite.
     """
+    return predict_tiled(
+        lambda tile: predict_probabilities(model, tile, pixels, kind=kind, precision=precision),
+        image,
+        model.geometry,
+        kind=kind,
+        max_pixels=max_pixels,
+        overlap=overlap,
+        keep_probabilities=keep_probabilities,
+    )
+
+
+def predict_tiled(
+    run: Callable[[np.ndarray], Tensor],
+    image: np.ndarray,
+    geometry: NetGeometry,
+    *,
+    kind: Kind,
+    max_pixels: int,
+    overlap: int = OVERLAP,
+    keep_probabilities: bool = False,
+) -> Prediction:
+    """Labels one image by anything that gives the probabilities of a tile; see `predict_image`.
+
+    Args:
+        run: From a tile, uint8 RGB `[h, w, 3]`, to its probabilities, float32 `[k, h, w]`.
+        image: uint8 RGB `[h, w, 3]`.
+        geometry: Of the net behind `run`.
+        kind: What the probabilities are.
+        max_pixels: Most pixels of a tile.
+        overlap: As in `predict_image`.
+        keep_probabilities: As in `predict_image`.
+
+    Raises:
+        ConfigError: `max_pixels` is too small for tiles that overlap.
+    """
     size = Size(image.shape[0], image.shape[1])
-    rows, columns = plan_tiles(size, model.geometry, max_pixels=max_pixels, overlap=overlap)
+    rows, columns = plan_tiles(size, geometry, max_pixels=max_pixels, overlap=overlap)
     labels: list[Tensor] = []
     present: list[Tensor] = []
     kept: list[Tensor] = []
@@ -227,8 +345,7 @@ def predict_image(
         band: Tensor | None = None
         for j, left in enumerate(columns.starts):
             tile = image[top : top + rows.extent, left : left + columns.extent]
-            blended = predict_probabilities(model, tile, pixels, kind=kind, precision=precision)
-            blended = blended.cpu() * (row_weights[i][:, None] * column_weights[j])
+            blended = run(tile).cpu() * (row_weights[i][:, None] * column_weights[j])
             if band is None:
                 band = torch.zeros(len(blended), rows.extent, size.width)
             band[:, :, left : left + columns.extent] += blended
@@ -344,6 +461,19 @@ def predict_files(
     probabilities: bool = False,
     precision: Precision = "float32",
 ) -> Iterator[FilePrediction]:
+    """Labels files and folders with a net of ours; see `label_files`."""
+    labeller = NetLabeller(weights=weights, precision=precision)
+    return label_files(labeller, paths, out, max_pixels=max_pixels, probabilities=probabilities)
+
+
+def label_files(
+    labeller: Labeller,
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    probabilities: bool = False,
+) -> Iterator[FilePrediction]:
     """Labels files and folders, and writes masks and overlays; one image an iteration.
 
     Writes, each file whole or not at all:
@@ -355,59 +485,48 @@ def predict_files(
     Images that cannot be read are passed over, and named in one error at the end.
 
     Args:
-        weights: The net, its classes and its pixel convention.
+        labeller: What labels the images.
         paths: Files and folders; see `find_images`.
         out: Folder to write to; made if need be.
         max_pixels: Larger images run in tiles.
         probabilities: Write them as well.
-        precision: See `canvas_logits`.
 
     Raises:
         DataError: At once, before anything is written: what `find_images` raises, or `out` is a
             data folder, or holds an input where a result would be written. Later: a result cannot
             be written. After the last image: some images could not be read.
-        ConfigError: At once: `max_pixels` is too small for tiles.
+        ConfigError: At once: `max_pixels` is too small for tiles. At the first image: the labeller
+            gives no probabilities, and they were asked for.
         WeightsError: The weights have diverged.
         DeviceError: The device's memory does not suffice for `max_pixels`.
     """
     images = find_images(paths)
-    check_max_pixels(max_pixels, weights.model.geometry)
-    _check_folder_names(weights)
+    check_max_pixels(max_pixels, labeller.geometry)
+    _check_folder_names(labeller)
     if (out / "classes.toml").exists():
         raise DataError(
             f"{out} holds classes.toml, so it is a data folder, and predictions would overwrite "
             "its masks. Predict into another folder."
         )
     for image in images:
-        for target in _targets(weights, image, out, probabilities=probabilities):
+        for target in _targets(labeller, image, out, probabilities=probabilities):
             if target.resolve() == image.resolve():
                 raise DataError(
                     f"{image} would be overwritten by its own prediction. Predict into another "
                     f"folder than {out}."
                 )
-    return _predict_each(weights, images, out, max_pixels, probabilities, precision)
+    return _predict_each(labeller, images, out, max_pixels, probabilities)
 
 
 def _predict_each(
-    weights: Weights,
-    images: list[Path],
-    out: Path,
-    max_pixels: int,
-    probabilities: bool,
-    precision: Precision,
+    labeller: Labeller, images: list[Path], out: Path, max_pixels: int, probabilities: bool
 ) -> Iterator[FilePrediction]:
     faults: list[str] = []
     for path in images:
         try:
-            image = decode_image(path)
-            prediction = predict_image(
-                weights.model,
-                image,
-                weights.pixels,
-                kind=weights.kind,
-                max_pixels=max_pixels,
-                precision=precision,
-                keep_probabilities=probabilities,
+            image = decode_image(path, len(labeller.pixels.mean))
+            prediction = labeller.predict(
+                image, max_pixels=max_pixels, keep_probabilities=probabilities
             )
         except DataError as error:
             faults.append(str(error))
@@ -420,7 +539,7 @@ def _predict_each(
                 f"The device's memory does not suffice for {path} with `max_pixels` {max_pixels}. "
                 "Use a smaller one, and the image runs in tiles."
             ) from error
-        yield _write(weights, path, image, prediction, out)
+        yield _write(labeller, path, image, prediction, out)
     if faults:
         raise DataError(
             f"{len(faults)} of {len(images)} images could not be predicted:\n" + "\n".join(faults)
@@ -428,9 +547,9 @@ def _predict_each(
 
 
 def _write(
-    weights: Weights, path: Path, image: np.ndarray, prediction: Prediction, out: Path
+    labeller: Labeller, path: Path, image: np.ndarray, prediction: Prediction, out: Path
 ) -> FilePrediction:
-    colours = weights.classes.colours
+    colours = labeller.classes.colours
     if prediction.present is None:
         pngs = [_index_png(prediction.labels, colours)]
     else:
@@ -438,12 +557,13 @@ def _write(
             _index_png(mask, ((0, 0, 0), colour))
             for mask, colour in zip(prediction.present, colours, strict=True)
         ]
-    contents = [*pngs, _png(Image.fromarray(overlay(image, prediction.labels, colours)))]
+    picture = overlay(viewable(image, labeller.pixels), prediction.labels, colours)
+    contents = [*pngs, _png(Image.fromarray(picture))]
     if prediction.probabilities is not None:
         file = io.BytesIO()
         np.save(file, prediction.probabilities)
         contents.append(file.getvalue())
-    targets = _targets(weights, path, out, probabilities=prediction.probabilities is not None)
+    targets = _targets(labeller, path, out, probabilities=prediction.probabilities is not None)
     for target, content in zip(targets, contents, strict=True):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -479,25 +599,25 @@ def overlay(
     return np.where(labels[..., None] < len(colours), covered, image).astype(np.uint8)
 
 
-def _targets(weights: Weights, image: Path, out: Path, *, probabilities: bool) -> list[Path]:
+def _targets(labeller: Labeller, image: Path, out: Path, *, probabilities: bool) -> list[Path]:
     png = f"{image.stem}.png"
-    if weights.kind == "softmax":
+    if labeller.kind == "softmax":
         targets = [out / "masks" / png]
     else:
-        targets = [out / "masks" / name / png for name in weights.classes.names]
+        targets = [out / "masks" / name / png for name in labeller.classes.names]
     targets.append(out / "overlays" / png)
     if probabilities:
         targets.append(out / "probabilities" / f"{image.stem}.npy")
     return targets
 
 
-def _check_folder_names(weights: Weights) -> None:
-    if weights.kind == "softmax":
+def _check_folder_names(labeller: Labeller) -> None:
+    if labeller.kind == "softmax":
         return
-    for name in weights.classes.names:
+    for name in labeller.classes.names:
         if name in ("", ".", "..") or Path(name).name != name:
             raise DataError(
-                f"The weights have a class {name!r}, and its masks go into a folder of that name, "
+                f"The net has a class {name!r}, and its masks go into a folder of that name, "
                 "which cannot be. Rename the class."
             )
 
