@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from anysize.checkpoint import (
     Weights,
@@ -21,15 +23,19 @@ from anysize.checkpoint import (
 )
 from anysize.config import ModelConfig, OptimConfig, PixelConvention
 from anysize.data.samples import Classes, Sample, decode_image, decode_mask, read_classes
+from anysize.export_onnx import export
 from anysize.geometry import Canvas, NetGeometry, Size
 from anysize.models.fcn import FCN, build_model
+from anysize.onnx_file import open_onnx
 from anysize.optim import build_optimizer
 from anysize.plan.canvases import read_plan, write_plan
 from anysize.plan.fingerprint import read_size
 from anysize.plan.packing import Plan
 from anysize.report import write_report
 from anysize.runlog import read_events
+from anysize.weights.convert import convert
 
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 SIZE = Size(23, 31)
 CLASSES = Classes(names=("ground", "disc", "stripe"), colours=((9, 9, 9), (200, 0, 0), (0, 0, 200)))
 CONFIG = ModelConfig(units=(1, 1, 1, 1), base_depth=4)
@@ -189,6 +195,40 @@ def _read_run_folder(path: Path) -> object:
     return read_events(path.parent / "events.jsonl"), write_report(path.parent)
 
 
+def _golden(*names: str) -> Callable[[Path], Path]:
+    """Files that TensorFlow, Caffe and torchvision wrote."""
+
+    def make(folder: Path) -> Path:
+        for name in names:
+            shutil.copy(GOLDEN / name, folder / name)
+        return folder / names[0]
+
+    return make
+
+
+def _foreign_safetensors(folder: Path) -> Path:
+    tensors = torch.load(GOLDEN / "torchvision_resnet.pth", weights_only=True)
+    save_file(tensors, folder / "resnet.safetensors")
+    return folder / "resnet.safetensors"
+
+
+def _convert(path: Path) -> object:
+    file, _ = convert(path)
+    return file
+
+
+def _convert_head(path: Path) -> object:
+    file, _ = convert(path, kind="sigmoid")
+    return file
+
+
+def _onnx(folder: Path) -> Path:
+    weights = load_weights(_weights(folder), CPU)
+    (folder / "weights.safetensors").unlink()
+    export(weights, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
 KINDS = (
     Kind("jpeg", _image("photo.jpg"), _read_image),
     Kind("png", _image("photo.png"), _read_image),
@@ -200,6 +240,17 @@ KINDS = (
     Kind("mask", _mask("mask.png", palette=False), _read_mask),
     Kind("mask-palette", _mask("mask.png", palette=True), _read_mask),
     Kind("weights", _weights, lambda path: load_weights(path, CPU)),
+    Kind("tf-v1", _golden("tf_v1_fcn.ckpt"), _convert_head),
+    Kind(
+        "tf-v2",
+        _golden("tf_v2_fcn.index", "tf_v2_fcn.data-00000-of-00001"),
+        _convert_head,
+        named="tf_v2_fcn",
+    ),
+    Kind("caffemodel", _golden("caffe_narrow.caffemodel"), _convert_head),
+    Kind("pth", _golden("torchvision_resnet.pth"), _convert),
+    Kind("foreign-st", _foreign_safetensors, _convert),
+    Kind("onnx", _onnx, open_onnx),
     Kind("state", _state, _read_state),
     Kind("plan", _plan, read_plan),
     Kind("run-toml", _run_toml, load_run_config),
