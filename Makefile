@@ -20,8 +20,31 @@ check: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,tensorflow-checkpoint,caffe,export]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,tensorflow-checkpoint,caffe,export,coco,ultralytics]"
 	touch $(STAMP)
 
+# The real tf_slim and Caffe against ours; takes 4 GB in .parity/.
+.PHONY: parity
+parity: $(STAMP) .parity/tf/installed
+	TF_CPP_MIN_LOG_LEVEL=3 .parity/tf/bin/python -W ignore -m parity.slim_live .parity/slim
+	$(BIN)/python -m parity.compare_slim .parity/slim
+	$(BIN)/python parity/compare_caffe.py
+
+.parity/tf/installed: parity/constraints-tf.txt
+	$(PYTHON) -m venv .parity/tf
+	.parity/tf/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+# Several GB, so not part of the other parity checks: the real torchvision and timm.
+.PHONY: parity-torchvision
+parity-torchvision: $(STAMP) .parity/torchvision/installed
+	.parity/torchvision/bin/python parity/torchvision_live.py .parity/torchvision-run
+	$(BIN)/python parity/compare_torchvision.py .parity/torchvision-run
+
+.parity/torchvision/installed: parity/constraints-torchvision.txt
+	$(PYTHON) -m venv .parity/torchvision
+	.parity/torchvision/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 clean:
-	rm -rf .venv demo build dist src/*.egg-info
+	rm -rf .venv .parity demo build dist src/*.egg-info
