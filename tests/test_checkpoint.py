@@ -266,3 +266,22 @@ def test_the_last_two_are_kept_and_the_older_is_taken_when_the_newest_is_damaged
 
 def test_no_checkpoint_at_all_is_not_an_error(tmp_path):
     assert load_latest_state(tmp_path) is None
+
+
+def test_the_checksum_covers_what_is_said_about_the_tensors(tmp_path):
+    model, optimizer = stepped("sgd")
+    path = save_state(
+        tmp_path,
+        step=3,
+        data_fingerprint="d",
+        model=model,
+        optimizer=optimizer,
+        tally={"num_skipped": 1},
+    )
+    data = path.read_bytes()
+    assert data.count(b"num_skipped") == 1
+    path.write_bytes(data.replace(b"num_skipped", b"num_skippee"))
+    with pytest.raises(WeightsError, match="checksum does not match"):
+        load_latest_state(tmp_path)
+    path.write_bytes(data)
+    assert load_latest_state(tmp_path).tally == {"num_skipped": 1}

@@ -60,6 +60,16 @@ def test_what_is_written_is_read_back(tmp_path):
         ("[data]\nroot = 'd'\n[augment]\ncrop = [0, 5]", "each above 0"),
         ("[data]\nroot = 'd'\n[pixels]\nstd = [1, 1, 0]", "three numbers above 0"),
         ("[data]\nroot = 'd'\n[pixels]\nmean = [1]", "three numbers"),
+        ("[data]\nroot = 'd'\n[model]\nnum_channels = 1", "`pixels.mean` is .* of length 1"),
+        ("[data]\nroot = 'd'\n[model]\nnum_channels = 0", "from 1 to 64"),
+        (
+            "[data]\nroot = 'd'\n[model]\nnum_channels = 1\n"
+            "[pixels]\nmean = [0]\nstd = [1]\nchannel_order = 'BGR'",
+            '"BGR" is for three channels',
+        ),
+        ("[data]\nroot = 'd'\n[pixels]\nwhite = 100", "from 255 to 65535"),
+        ("[data]\nroot = 'd'\nlayout = 'coco'", "one of auto, anysize, voc"),
+        ("[data]\nroot = 'd'\nmasks = 'rgb'", "one of auto, index, colours"),
         ("[data]\nroot = 'd'\n[pixels]\nmax_value = 0", "pixels.max_value"),
         ("[data]\nroot = 'd'\nval_fraction = 1.0", "between 0 and 1"),
         ("[data]\nroot = 'd'\ntrain = 'a.txt'", "go together"),

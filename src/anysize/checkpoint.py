@@ -35,12 +35,12 @@ from anysize.files import write_atomic
 from anysize.models.fcn import FCN, build_model
 
 WEIGHTS_FORMAT = "anysize-weights-1"
-STATE_FORMAT = "anysize-state-1"
+STATE_FORMAT = "anysize-state-2"
 NUM_KEPT = 2
 
 Kind = Literal["softmax", "sigmoid"]
 
-OF_THE_BODY = ("base_depth", "pool_padding", "stride_position", "dilation_rule")
+OF_THE_BODY = ("num_channels", "base_depth", "pool_padding", "stride_position", "dilation_rule")
 """Keys of `[model]` that decide, with the units, which function a body's weights are for."""
 
 
@@ -152,6 +152,15 @@ def load_weights(path: Path, device: torch.device) -> Weights:
         kind=file.kind,
         pixels=file.pixels,
     )
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file says that Anysize wrote it: weights, or a state of training."""
+    try:
+        with safe_open(path, framework="pt") as file:  # pyright: ignore[reportArgumentType]
+            return (file.metadata() or {}).get("format") in (WEIGHTS_FORMAT, STATE_FORMAT)
+    except (SafetensorError, OSError):
+        return False
 
 
 def expected_tensors(file: WeightsFile, source: str) -> dict[str, torch.Size]:
@@ -284,8 +293,12 @@ def save_state(
     data_fingerprint: str,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    tally: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes `step-<step>.safetensors` and removes all but the last two.
+    """Writes `step-<step>.safetensors` and keeps the one before it; all others are removed.
+
+    Newer ones are removed as well: a run that goes on from an older checkpoint has passed over
+    them since they are damaged, and writes them anew.
 
     Args:
         folder: `checkpoints/` of a run.
@@ -293,6 +306,7 @@ def save_state(
         data_fingerprint: Of the samples, so that a resumed run meets the same order.
         model: Its weights and moving statistics are saved.
         optimizer: Its state is saved by the names of the model's parameters.
+        tally: What else a resumed run must know, as JSON takes it.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; older files stay.
@@ -306,13 +320,16 @@ def save_state(
         "format": STATE_FORMAT,
         "step": str(step),
         "data": data_fingerprint,
-        "sha256": _checksum(tensors),
+        "tally": json.dumps(tally or {}),
     }
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{step:08d}.safetensors"
-    write_atomic(path, save(tensors, metadata))
-    for old in sorted(folder.glob("step-*.safetensors"))[:-NUM_KEPT]:
-        old.unlink()
+    write_atomic(path, save(tensors, {**metadata, "sha256": _checksum(tensors, metadata)}))
+    there = sorted(folder.glob("step-*.safetensors"))
+    kept = [p for p in there if p.name <= path.name][-NUM_KEPT:]
+    for other in there:
+        if other not in kept:
+            other.unlink()
     return path
 
 
@@ -324,12 +341,15 @@ class State:
         path: Its file.
         step: Steps done.
         data_fingerprint: Of the samples that it was trained on.
+        tally: As it was given to `save_state`.
         damaged: Newer checkpoints that could not be read, as messages.
+        tensors: Of the net and of the optimiser.
     """
 
     path: Path
     step: int
     data_fingerprint: str
+    tally: Mapping[str, Any]
     damaged: tuple[str, ...]
     tensors: Mapping[str, Tensor]
 
@@ -337,7 +357,7 @@ class State:
         """Puts weights and optimiser back as they were.
 
         Raises:
-            WeightsError: The checkpoint is of another net.
+            WeightsError: The checkpoint is of another net or optimiser.
         """
         own = {n[6:]: t for n, t in self.tensors.items() if n.startswith("model/")}
         load_tensors(model, own, str(self.path))
@@ -345,6 +365,12 @@ class State:
             prefix = f"optimizer/{name}/"
             for key, tensor in self.tensors.items():
                 if key.startswith(prefix):
+                    if tensor.numel() != 1 and tensor.shape != parameter.shape:
+                        raise WeightsError(
+                            f"{self.path}: {key} is {tuple(tensor.shape)}, but its parameter is "
+                            f"{tuple(parameter.shape)}. Remove the file; the checkpoint before it "
+                            "is then taken."
+                        )
                     optimizer.state[parameter][key[len(prefix) :]] = _as_the_optimizer_has_it(
                         tensor, parameter
                     )
@@ -360,20 +386,25 @@ def load_latest_state(folder: Path) -> State | None:
     for path in sorted(folder.glob("step-*.safetensors"), reverse=True):
         try:
             tensors, metadata = _read(path, STATE_FORMAT)
-            if metadata.get("sha256") != _checksum(tensors):
+            stated = metadata.pop("sha256", "")
+            if stated != _checksum(tensors, metadata):
                 raise WeightsError(f"{path} is damaged: its checksum does not match.")
             return State(
                 path=path,
                 step=int(metadata["step"]),
                 data_fingerprint=metadata["data"],
+                tally=dict(json.loads(metadata["tally"])),
                 damaged=tuple(damaged),
                 tensors=tensors,
             )
-        except (WeightsError, KeyError, ValueError) as error:
+        except WeightsError as error:
             damaged.append(str(error))
+        except (KeyError, ValueError, TypeError) as error:
+            damaged.append(f"The metadata of {path} does not hold: {error!r}.")
     if damaged:
         raise WeightsError(
-            f"No checkpoint in {folder} can be read: {' '.join(damaged)} Start a new run."
+            f"No checkpoint in {folder} can be read: {' '.join(damaged)} Start a new run; if there "
+            "is a weights.safetensors in this one, train.weights can start from it."
         )
     return None
 
@@ -385,7 +416,7 @@ def _weights_file(
         config = from_table(ModelConfig, json.loads(metadata["model"]), str(path))
         pixels = from_table(PixelConvention, json.loads(metadata["pixels"]), str(path))
         check_model(config, str(path))
-        check_pixels(pixels, str(path))
+        check_pixels(pixels, config.num_channels, str(path))
         classes, kind = None, metadata.get("kind")
         if kind is not None:
             classes = from_table(Classes, json.loads(metadata["classes"]), str(path))
@@ -443,8 +474,8 @@ def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

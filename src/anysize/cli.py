@@ -7,9 +7,11 @@ when it runs, so that `--help` does not wait for PyTorch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anysize.checkpoint import Weights
-    from anysize.config import PlanConfig
+    from anysize.config import PlanConfig, RunConfig
+    from anysize.predict import Labeller
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     console = Console(soft_wrap=True)
     try:
-        parsed.run(parsed, console)
+        code: int | None = parsed.run(parsed, console)
     except KeyboardInterrupt:
         _say("Interrupted.")
         return 130
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         _say(f"{where}{error.strerror or error}. Nothing was left half-written.")
         return 2
-    return 0
+    return code or 0
 
 
 def _say(message: str) -> None:
@@ -57,12 +60,16 @@ def _parser() -> argparse.ArgumentParser:
         description="Train and run pixel labellers on images of any size, at native resolution.",
         epilog=_epilog(
             "anysize demo -o demo",
+            "anysize check data",
             "anysize plan data -o plan.json",
             "anysize convert resnet_v1_101.ckpt -o resnet_v1_101.safetensors",
             "anysize train run.toml",
             "anysize evaluate run",
             "anysize predict run photos -o predictions",
+            "anysize export run -o model.onnx",
+            "anysize doctor run.toml",
             "anysize report run",
+            "anysize why train.py",
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -71,6 +78,31 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = _verb(verbs, "demo", _demo, "the whole job on real images", "anysize demo -o demo")
     demo.add_argument("-o", "--out", type=Path, default=Path("demo"), help="folder to write to")
+
+    check = _verb(
+        verbs,
+        "check",
+        _check,
+        "name every fault in a data folder, file by file; exit 1 where there is one",
+        "anysize check data",
+        "anysize check run.toml --json check.json",
+        "anysize check data --fix corrected-data",
+    )
+    check.add_argument("data", type=Path, metavar="DATA", help="data folder or run.toml")
+    check.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("-"),
+        metavar="F",
+        help="write all findings as JSON to F; without F, to standard output and nothing else",
+    )
+    check.add_argument(
+        "--fix", type=Path, metavar="DIR", help="write a corrected copy to a new folder"
+    )
+    check.add_argument(
+        "--max-pixels", type=int, help="most canvas pixels at once, over plan.max_pixels_per_step"
+    )
 
     plan = _verb(
         verbs,
@@ -103,6 +135,11 @@ def _parser() -> argparse.ArgumentParser:
         help="override a key of run.toml; may be repeated",
     )
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    train.add_argument(
+        "--as-before",
+        action="store_true",
+        help="with --resume: with the images that the run began with, whatever was added since",
+    )
 
     convert = _verb(
         verbs,
@@ -150,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         "label images; masks have the images' own size",
         "anysize predict run photo.jpg more-photos -o predictions",
     )
-    predict.add_argument("weights", type=Path, metavar="RUN", help="run folder or weights file")
+    predict.add_argument(
+        "weights", type=Path, metavar="RUN", help="run folder, weights file, or exported .onnx"
+    )
     predict.add_argument("images", type=Path, nargs="+", help="image files and folders")
     predict.add_argument("-o", "--out", type=Path, required=True, help="folder to write to")
     predict.add_argument(
@@ -161,6 +200,45 @@ def _parser() -> argparse.ArgumentParser:
     )
     _computing_options(predict)
 
+    export = _verb(
+        verbs,
+        "export",
+        _export,
+        "write a net as one ONNX file, and hold it against our own prediction",
+        "anysize export run -o model.onnx",
+    )
+    export.add_argument("weights", type=Path, metavar="RUN", help="run folder or weights file")
+    export.add_argument("-o", "--out", type=Path, required=True, help="file to write; ends .onnx")
+    export.add_argument(
+        "--output",
+        choices=("logits", "labels"),
+        default="logits",
+        help="what the file gives; logits (the default) can be tiled",
+    )
+
+    doctor = _verb(
+        verbs,
+        "doctor",
+        _doctor,
+        "say where the time of a run goes, and what to change; exit 1 where something is found",
+        "anysize doctor run.toml",
+        "anysize doctor run --seconds 120 --json doctor.json",
+        "anysize doctor run.toml --apply run-faster.toml",
+    )
+    doctor.add_argument("subject", type=Path, metavar="RUN", help="run folder or run.toml")
+    doctor.add_argument("--json", type=Path, metavar="F", help="also write it all as JSON")
+    doctor.add_argument(
+        "--apply",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="F",
+        help="write the changes that keep results to a new file; without F, to *-faster.toml",
+    )
+    doctor.add_argument(
+        "--seconds", type=float, default=60.0, help="about how long to measure (default 60)"
+    )
+
     report = _verb(
         verbs,
         "report",
@@ -169,13 +247,35 @@ def _parser() -> argparse.ArgumentParser:
         "anysize report run",
     )
     report.add_argument("weights", type=Path, metavar="RUN", help="run folder")
+
+    why = _verb(
+        verbs,
+        "why",
+        _why,
+        "say why a PyTorch training script is slow; runs it unchanged for some steps",
+        "anysize why train.py",
+        "anysize why --steps 200 --html why.html train.py --lr 0.1",
+    )
+    why.add_argument("script", type=Path, metavar="SCRIPT.py")
+    why.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="ARGS",
+        help="of the script; options of anysize go before it",
+    )
+    why.add_argument("--steps", type=int, default=60, help="optimiser steps (default 60)")
+    why.add_argument(
+        "--seconds", type=float, default=120.0, help="most seconds after the first step (120)"
+    )
+    why.add_argument("--json", type=Path, metavar="F", help="also write verdict and steps as JSON")
+    why.add_argument("--html", type=Path, metavar="F", help="also write one HTML page")
     return parser
 
 
 def _verb(
     verbs: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
-    run: Callable[[argparse.Namespace, Console], None],
+    run: Callable[[argparse.Namespace, Console], int | None],
     summary: str,
     *examples: str,
 ) -> argparse.ArgumentParser:
@@ -206,9 +306,73 @@ def _demo(parsed: argparse.Namespace, console: Console) -> None:
     run_demo(parsed.out, console)
 
 
+def _check(parsed: argparse.Namespace, console: Console) -> int:
+    from anysize.check import check_data, describe_report, folder_config, report_json
+    from anysize.check_fix import describe_fixed, require_apart, write_fixed
+    from anysize.files import write_atomic
+
+    if parsed.data.suffix == ".toml":
+        from anysize.checkpoint import load_run_config
+
+        config = load_run_config(parsed.data)
+        root, kind = parsed.data.resolve().parent / config.data.root, config.loss.kind
+    else:
+        config, root, kind = folder_config(parsed.data), parsed.data, None
+    config = _check_settings(parsed, config)
+    if parsed.fix:
+        require_apart(parsed.fix, root)
+    to_stdout = parsed.json == Path("-")
+    if to_stdout:
+        console = Console(quiet=True)
+    num_threads = min(os.cpu_count() or 1, 16)
+    with _counted(console, "check") as count:
+        report = check_data(config, root, kind, num_threads=num_threads, progress=count)
+    console.print(describe_report(report), highlight=False, markup=False)
+    if parsed.json:
+        text = json.dumps(report_json(report), indent=2) + "\n"
+        if to_stdout:
+            sys.stdout.write(text)
+        else:
+            write_atomic(parsed.json, text.encode())
+            console.print(f"Wrote {parsed.json}.", highlight=False, markup=False)
+    if parsed.fix:
+        with _counted(console, "fix") as count:
+            fixed = write_fixed(report, parsed.fix, num_threads=num_threads, progress=count)
+        console.print(describe_fixed(fixed, parsed.fix), highlight=False, markup=False)
+    return 0 if report.passed else 1
+
+
+def _check_settings(parsed: argparse.Namespace, config: RunConfig) -> RunConfig:
+    """With whole paths, and the budget of the option."""
+    import dataclasses
+
+    plan = config.plan
+    if plan.file:
+        plan = dataclasses.replace(plan, file=str(parsed.data.resolve().parent / plan.file))
+    if parsed.max_pixels is not None:
+        if parsed.max_pixels < 1:
+            raise ConfigError(f"--max-pixels is {parsed.max_pixels}; it must be at least 1.")
+        plan = dataclasses.replace(plan, file="", max_pixels_per_step=parsed.max_pixels)
+    return dataclasses.replace(config, plan=plan)
+
+
+@contextlib.contextmanager
+def _counted(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """What is called with the numbers done and of all: a bar, or ten lines where no one watches."""
+    with _progress(console) as progress:
+        bar = progress.add_task(what)
+
+        def count(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+            if not console.is_terminal and total >= 200 and done % (total // 10) == 0:
+                console.print(f"{what}: {done} of {total} images", highlight=False)
+
+        yield count
+
+
 def _plan(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.config import ModelConfig, PlanConfig
-    from anysize.data.samples import list_images
+    from anysize.config import DataConfig, ModelConfig, PlanConfig
+    from anysize.data.samples import images_of
     from anysize.plan.canvases import describe_plan, plan_canvases, write_plan
     from anysize.plan.fingerprint import fingerprint
 
@@ -223,13 +387,13 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
                 f"--output-stride is {parsed.output_stride}, but model.output_stride is "
                 f"{geometry.output_stride} ({parsed.data}). Leave the option out."
             )
-        sizes, largest = training_sizes(config, parsed.data.resolve().parent)
+        sizes, largest, found = training_sizes(config, parsed.data.resolve().parent)
+        for line in found:
+            console.print(line, highlight=False)
     else:
-        images = parsed.data / "images"
-        folder = images if images.is_dir() else parsed.data
         settings = _plan_settings(parsed, PlanConfig())
         geometry = ModelConfig(output_stride=parsed.output_stride or 16).geometry
-        sizes = largest = fingerprint(list_images(folder))
+        sizes = largest = fingerprint(images_of(parsed.data, DataConfig(root="")))
     plan = plan_canvases(
         sizes,
         geometry=geometry,
@@ -261,8 +425,31 @@ def _plan_settings(parsed: argparse.Namespace, settings: PlanConfig) -> PlanConf
 def _train(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.train import train
 
-    run = train(parsed.config, parsed.overrides, resume=parsed.resume, console=console)
+    if parsed.as_before and not parsed.resume:
+        raise ConfigError("--as-before goes with --resume.")
+    run = train(
+        parsed.config,
+        parsed.overrides,
+        resume=parsed.resume,
+        agrees=_agrees(parsed, console),
+        console=console,
+    )
     console.print(f"Done. The run is in {run}.", highlight=False)
+
+
+def _agrees(parsed: argparse.Namespace, console: Console) -> Callable[[str], bool] | None:
+    """How a question of a resumed run is answered: by an option, or by a person at a terminal."""
+    if parsed.as_before:
+        return lambda question: True
+    if not sys.stdin.isatty():
+        return None
+
+    def ask(question: str) -> bool:
+        from rich.prompt import Confirm
+
+        return Confirm.ask(question, console=console, default=True)
+
+    return ask
 
 
 def _convert(parsed: argparse.Namespace, console: Console) -> None:
@@ -311,26 +498,95 @@ def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
 
 
 def _predict(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.predict import DEFAULT_MAX_PIXELS, find_images, predict_files
+    from anysize.predict import DEFAULT_MAX_PIXELS, find_images, label_files
 
     max_pixels = DEFAULT_MAX_PIXELS if parsed.max_pixels is None else parsed.max_pixels
     if max_pixels < 1:
         raise ConfigError(f"--max-pixels is {max_pixels}; it must be at least 1.")
-    weights = _weights(parsed.weights, parsed.device)
+    labeller = _labeller(parsed)
     total = len(find_images(parsed.images))
     with _progress(console) as progress:
         bar = progress.add_task("predict", total=total)
-        for done in predict_files(
-            weights,
+        for done in label_files(
+            labeller,
             parsed.images,
             parsed.out,
             max_pixels=max_pixels,
             probabilities=parsed.probabilities,
-            precision=parsed.precision,
         ):
             progress.advance(bar)
             tiles = f" in {done.num_tiles} overlapping tiles" if done.num_tiles > 1 else ""
             console.print(f"{done.image} ({done.size}){tiles} -> {done.masks[0]}", highlight=False)
+
+
+def _labeller(parsed: argparse.Namespace) -> Labeller:
+    if parsed.weights.suffix != ".onnx" or parsed.weights.is_dir():
+        from anysize.predict import NetLabeller
+
+        return NetLabeller(
+            weights=_weights(parsed.weights, parsed.device), precision=parsed.precision
+        )
+    from anysize.onnx_file import open_onnx
+
+    if parsed.device == "cuda" or parsed.precision != "float32":
+        raise ConfigError(
+            f"{parsed.weights} runs on the CPU in float32. Leave out --device and --precision, or "
+            "predict with the run it was exported from."
+        )
+    return open_onnx(parsed.weights)
+
+
+def _export(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.checkpoint import read_weights_file
+    from anysize.export_onnx import describe, export
+
+    source = read_weights_file(_weights_path(parsed.weights)).source
+    weights = _weights(parsed.weights, "cpu")
+    check = export(weights, parsed.out, output=parsed.output, source=source)
+    console.print(f"Wrote {parsed.out}: {describe(check)}.", highlight=False)
+
+
+def _doctor(parsed: argparse.Namespace, console: Console) -> int:
+    import dataclasses
+
+    from anysize.doctor.apply import Promise, changes_of, faster_file, read_promise, write_faster
+    from anysize.doctor.diagnose import describe, diagnose
+    from anysize.doctor.findings import to_json
+    from anysize.doctor.measure import find_subject, measure
+    from anysize.files import write_atomic
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    subject = find_subject(parsed.subject)
+    out = None
+    if parsed.apply is not None:
+        out = faster_file(subject, parsed.apply if parsed.apply.name else None)
+    measured = measure(subject, seconds=parsed.seconds, say=say)
+    diagnosis = diagnose(measured)
+    say(describe(measured, diagnosis))
+    promise = read_promise(subject.source)
+    if promise is not None:
+        say(
+            f"Before the changes of {subject.source} an epoch took {promise.before_s:.2f} s, and "
+            f"{promise.expected_s:.2f} s were expected; now it takes "
+            f"{diagnosis.verdict.wall_s:.2f} s."
+        )
+    if out is not None and changes_of(diagnosis.verdict.findings):
+        now = Promise(diagnosis.verdict.wall_s, diagnosis.expected_s)
+        say(write_faster(subject, diagnosis.verdict.findings, out, promise=now))
+    elif out is not None:
+        say("Nothing to apply: no finding has a key of run.toml that keeps the results.")
+    if parsed.json:
+        table = {
+            **to_json(diagnosis.verdict),
+            "expected_s": diagnosis.expected_s,
+            "before": None if promise is None else dataclasses.asdict(promise),
+            "measurements": dataclasses.asdict(measured),
+        }
+        write_atomic(parsed.json, (json.dumps(table, indent=2) + "\n").encode())
+        say(f"Wrote {parsed.json}.")
+    return 1 if diagnosis.verdict.findings else 0
 
 
 def _report(parsed: argparse.Namespace, console: Console) -> None:
@@ -339,12 +595,43 @@ def _report(parsed: argparse.Namespace, console: Console) -> None:
     console.print(f"Wrote {write_report(parsed.weights)}.", highlight=False)
 
 
+def _why(parsed: argparse.Namespace, console: Console) -> int:
+    from anysize.doctor.findings import DoctorError
+    from anysize.doctor.why import describe, explain, watch, watched_json
+    from anysize.files import write_atomic
+
+    for report in (parsed.json, parsed.html):
+        if report is not None and not report.absolute().parent.is_dir():
+            raise ConfigError(f"{report}: its folder is not there. Make it first.")
+    reports = {name: path.absolute() for name in ("json", "html") if (path := vars(parsed)[name])}
+    watched = watch(parsed.script, parsed.arguments, num_steps=parsed.steps, seconds=parsed.seconds)
+    try:
+        found = explain(watched)
+    except DoctorError as error:
+        _say(str(error))
+        return watched.code
+    console.print(describe(watched, found), highlight=False, markup=False)
+    if "json" in reports:
+        text = json.dumps(watched_json(watched, found), indent=1) + "\n"
+        write_atomic(reports["json"], text.encode())
+    if "html" in reports:
+        from anysize.doctor.page import page
+
+        write_atomic(reports["html"], page(watched, found).encode())
+    for path in reports.values():
+        console.print(f"Wrote {path}.", highlight=False, markup=False)
+    return watched.code
+
+
 def _weights(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Weights:
     from anysize.checkpoint import load_weights
     from anysize.world import select_device
 
-    file = path / "weights.safetensors" if path.is_dir() else path
-    return load_weights(file, select_device(device))
+    return load_weights(_weights_path(path), select_device(device))
+
+
+def _weights_path(path: Path) -> Path:
+    return path / "weights.safetensors" if path.is_dir() else path
 
 
 def _progress(console: Console) -> Progress:

@@ -20,13 +20,16 @@ from anysize.geometry import LossAt, NetGeometry, PoolPadding
 
 T = TypeVar("T")
 
+FolderLayout = Literal["anysize", "voc", "cityscapes", "ultralytics"]
+MaskKind = Literal["index", "colours", "binary", "folders", "stack", "labelme", "coco", "polygons"]
+
 UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Units a block of resnet_v1, by depth. Source: tf_slim nets/resnet_v1.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixelConvention:
-    """`[pixels]`: how uint8 RGB becomes the net's input; saved inside every weights file.
+    """`[pixels]`: how an image becomes the net's input; saved inside every weights file.
 
     A run that starts from weights takes theirs, and the section must then be left out.
 
@@ -35,7 +38,9 @@ class PixelConvention:
     Attributes:
         channel_order: "RGB" or "BGR": the order of the channels that the net is trained with.
         max_value: Value of white: 255, or 1 for torchvision's weights.
-        mean, std: In `channel_order` and on the scale of `max_value`.
+        mean, std: In `channel_order` and on the scale of `max_value`; one a channel of the net.
+        white: Value of white in files of 16 bits: 4095 for a camera of 12 bits. In files of 8 bits
+            it is 255.
 
     Source: tf_slim's vgg preprocessing, whose means the resnet_v1 checkpoints use.
     """
@@ -44,6 +49,7 @@ class PixelConvention:
     max_value: float = 255.0
     mean: tuple[float, ...] = (123.68, 116.779, 103.939)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    white: int = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +57,32 @@ class DataConfig:
     """`[data]`: where images, masks and classes are.
 
     Attributes:
-        root: Folder with `images/`, `masks/` and `classes.toml`; relative to the TOML file.
-        train: A text file with a stem a line, relative to `root`; empty draws the split.
+        root: Folder of the data; relative to the TOML file.
+        layout: How the folder is laid out: "anysize" (`images/` and `masks/`), "voc",
+            "cityscapes" or "ultralytics". "auto" tells by the folders that are there.
+        masks: How labels are stored: "index" (ids in a grey or palette PNG), "colours", "binary"
+            (0 and 255), "folders" (a folder a class), "stack" (a page a class), "labelme", "coco"
+            or "polygons" (Ultralytics). "auto" tells by several files.
+        images: Folder of images, relative to `root`; empty is that of the layout.
+        labels: Folder of masks or LabelMe files, or the COCO file, relative to `root`; empty is
+            that of the layout.
+        train: A text file with a stem a line, relative to `root`; empty takes the split of the
+            layout, or draws one. With "coco" it may be a COCO file.
         val: The same for evaluation.
         val_fraction: Share of images held out when no lists are given.
+        skip_broken: Leave out, count and name an image that cannot be read in the middle of a run,
+            instead of stopping.
     """
 
     root: str
+    layout: Literal["auto", FolderLayout] = "auto"
+    masks: Literal["auto", MaskKind] = "auto"
+    images: str = ""
+    labels: str = ""
     train: str = ""
     val: str = ""
     val_fraction: float = 0.2
+    skip_broken: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +109,8 @@ class ModelConfig:
     Attributes:
         depth: 50, 101, 152 or 200; ignored where `units` is given.
         units: Bottleneck units in each of the four blocks, for a net of another depth.
+        num_channels: Of the images, as the first convolution takes them; grey images become RGB
+            where it is 3.
         base_depth: Channels of the stem and of the first bottleneck; 64 in the paper.
         output_stride: Pixels a cell of the body's output: 8, 16 or 32.
         pool_padding, stride_position, dilation_rule: See `anysize.models.resnet_v1`.
@@ -102,6 +126,7 @@ class ModelConfig:
 
     depth: int = 50
     units: tuple[int, ...] = ()
+    num_channels: int = 3
     base_depth: int = 64
     output_stride: Literal[8, 16, 32] = 16
     pool_padding: PoolPadding = "same"
@@ -196,6 +221,8 @@ class TrainConfig:
         evaluate_every: Epochs between two evaluations; 0 evaluates at the end only.
         loader_threads: Threads that decode images and place them.
         prefetch_steps: Steps that are made ready ahead of the one that runs.
+        max_bad_steps: Steps in a row that may be skipped since their loss or gradient is not
+            finite; then the run stops.
     """
 
     run: str = "run"
@@ -210,6 +237,7 @@ class TrainConfig:
     evaluate_every: int = 1
     loader_threads: int = 1
     prefetch_steps: int = 4
+    max_bad_steps: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +380,7 @@ def _check(config: RunConfig, source: str) -> None:
         "train.checkpoint_every": config.train.checkpoint_every,
         "train.loader_threads": config.train.loader_threads,
         "train.prefetch_steps": config.train.prefetch_steps,
+        "train.max_bad_steps": config.train.max_bad_steps,
         "augment.min_scale": config.augment.min_scale,
     }
     for key, value in positive.items():
@@ -375,6 +404,10 @@ def _check(config: RunConfig, source: str) -> None:
 
 def check_model(model: ModelConfig, source: str) -> None:
     """Raises a ConfigError, which names `source`, where settings of the net do not hold."""
+    if not 1 <= model.num_channels <= 64:
+        raise ConfigError(
+            f"`model.num_channels` is {model.num_channels}; it must be from 1 to 64 ({source})."
+        )
     if model.base_depth < 1:
         raise ConfigError(f"`model.base_depth` is {model.base_depth}; at least 1 ({source}).")
     if model.units and len(model.units) != 4:
@@ -412,7 +445,7 @@ def _check_together(config: RunConfig, source: str) -> None:
         raise ConfigError(
             f"`augment.crop` is {list(crop)}; it must be [height, width], each above 0 ({source})."
         )
-    check_pixels(config.pixels, source)
+    check_pixels(config.pixels, config.model.num_channels, source)
     if not 0 < config.data.val_fraction < 1:
         raise ConfigError(
             f"`data.val_fraction` is {config.data.val_fraction}; it must lie between 0 and 1 "
@@ -424,15 +457,27 @@ def _check_together(config: RunConfig, source: str) -> None:
         )
 
 
-def check_pixels(pixels: PixelConvention, source: str) -> None:
+def check_pixels(pixels: PixelConvention, num_channels: int, source: str) -> None:
     """Raises a ConfigError, which names `source`, where a pixel convention does not hold."""
     for key in ("mean", "std"):
         values = getattr(pixels, key)
-        if len(values) != 3 or (key == "std" and not min(values) > 0):
+        if len(values) != num_channels or (key == "std" and not min(values) > 0):
+            wanted = "three numbers" if num_channels == 3 else f"of length {num_channels}"
             raise ConfigError(
-                f"`pixels.{key}` is {list(values)}; it must be three numbers"
-                f"{' above 0' if key == 'std' else ''} ({source})."
+                f"`pixels.{key}` is {list(values)}; it must be {wanted}"
+                f"{' above 0' if key == 'std' else ''}, one for each of `model.num_channels` "
+                f"({source})."
             )
+    if pixels.channel_order == "BGR" and num_channels != 3:
+        raise ConfigError(
+            f'`pixels.channel_order` "BGR" is for three channels, but `model.num_channels` is '
+            f"{num_channels} ({source}). Leave it out."
+        )
+    if not 255 <= pixels.white <= 65535:
+        raise ConfigError(
+            f"`pixels.white` is {pixels.white}; it must be from 255 to 65535, the value of white "
+            f"in files of 16 bits ({source})."
+        )
     if not pixels.max_value > 0:
         raise ConfigError(
             f"`pixels.max_value` is {pixels.max_value}; it must be above 0 ({source})."

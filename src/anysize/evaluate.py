@@ -7,15 +7,16 @@ exact padding makes the logits the same, and confusion counts and histograms add
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from anysize import metrics
 from anysize.checkpoint import Weights
 from anysize.config import PixelConvention, load_config
-from anysize.data.loader import load_steps
-from anysize.data.samples import Classes, Sample, find_samples, read_classes, split_samples
+from anysize.data.loader import Batch, LoadedStep, load_steps
+from anysize.data.record import RECORD_FILE, compare_with_record
+from anysize.data.samples import Classes, Sample, read_folder, split_samples
 from anysize.data.transforms import no_augmentation
 from anysize.errors import ConfigError, DataError
 from anysize.geometry import Size, single, target_rect
@@ -40,6 +41,7 @@ def evaluate(
     precision: Precision = "float32",
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
+    broken: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Compares a net's labels with the masks, at full resolution.
 
@@ -53,6 +55,8 @@ def evaluate(
         precision: "bf16" computes the net under autocast.
         num_threads: Threads that decode images.
         progress: Called after every canvas with the numbers of images done and of all.
+        broken: Takes images that cannot be read, by stem, with what is wrong; they do not count.
+            Without it, the first of them is an error.
 
     Returns:
         What `metrics.softmax_metrics` or `metrics.sigmoid_metrics` returns: plain numbers, as JSON
@@ -84,10 +88,11 @@ def evaluate(
         pixels=pixels,
         num_threads=num_threads,
         prefetch_steps=PREFETCH_STEPS,
+        skip_broken=broken is not None,
     )
     num_done = 0
     with contextlib.closing(steps):
-        for batch in (batch for step in steps for batch in step.batches):
+        for batch in _batches(steps, broken):
             images = canvas_logits(model, batch.pixels, batch.layout, precision=precision)
             for logits, placement in zip(images, batch.layout.placements, strict=True):
                 r = target_rect(placement, plan.geometry, "full")
@@ -105,6 +110,13 @@ def evaluate(
     if kind == "softmax":
         return metrics.softmax_metrics(confusion, classes.names)
     return metrics.sigmoid_metrics(histograms, classes.names)
+
+
+def _batches(steps: Iterable[LoadedStep], broken: dict[str, str] | None) -> Iterator[Batch]:
+    for step in steps:
+        if broken is not None:
+            broken.update(step.broken)
+        yield from step.batches
 
 
 def evaluate_run(
@@ -135,15 +147,20 @@ def evaluate_run(
         raise ConfigError(f"{run} is not the folder of a run: there is no run.toml in it.")
     config = load_config(run / "run.toml")
     root = data or run / config.data.root
-    classes = read_classes(root / "classes.toml")
+    folder = read_folder(root, config.data, weights.kind)
+    classes, samples = folder.classes, folder.samples
     if classes.names != weights.classes.names:
         raise DataError(
             f"The weights have the classes {', '.join(weights.classes.names)}, but "
-            f"{root / 'classes.toml'} has {', '.join(classes.names)}. Evaluate on the data that "
+            f"{root} has {', '.join(classes.names)}. Evaluate on the data that "
             "the weights were trained for."
         )
-    samples = find_samples(root, classes, weights.kind)
-    _, held_out = split_samples(samples, config.data, root, seed=config.train.seed)
+    split = split_samples(
+        samples, config.data, root, seed=config.train.seed, listed=folder.listed
+    )
+    record = run / RECORD_FILE
+    # A file that was added since would draw another split, with images that the run trained on.
+    held_out = compare_with_record(record, samples, *split).val if record.exists() else split[1]
     return evaluate(
         weights.model,
         held_out,

@@ -2,34 +2,118 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from anysize.errors import ConfigError
+
+LOCK_NAME = ".lock"
+
+_NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all, and durably.
 
     The bytes go to a temporary file beside the target and are synced; then it replaces the target,
-    and the folder is synced.
+    and the folder is synced. The temporary file's name starts with a dot and ends with ".part"; a
+    process that is killed leaves it behind (`remove_unfinished`).
 
     Raises:
-        OSError: The disk is full or the folder cannot be written; the old file is as it was.
+        OSError: The disk is full or the folder cannot be written; names `path`, which is as it was.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    temporary = Path(name)
+    with _naming(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes the temporary files that killed processes left directly in a folder."""
+    if folder.is_dir():
+        for path in folder.glob(".*.part"):
+            path.unlink(missing_ok=True)
+
+
+def append(handle: int, path: Path, data: bytes) -> None:
+    """Appends to an open file, all of it or nothing.
+
+    Raises:
+        OSError: The disk is full; names `path`, which is as it was.
+    """
+    with _naming(path):
+        length = os.fstat(handle).st_size
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(handle, data[written:])
+        except OSError:
+            os.ftruncate(handle, length)
+            raise
+
+
+@contextlib.contextmanager
+def only_process_in(folder: Path) -> Iterator[None]:
+    """Holds a folder against other processes that would write to it.
+
+    The kernel lets go of the lock when the process ends, in whatever way; the lock file stays. On
+    file systems without locks nothing is held.
+
+    Raises:
+        ConfigError: Another process holds it.
+        OSError: The folder cannot be written.
+    """
+    handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS_HERE:
+                holder = os.pread(handle, 20, 0).strip()
+                who = f"process {holder.decode()}" if holder.isdigit() else "another process"
+                raise ConfigError(
+                    f"{folder} is in use: {who} is training in it. Wait until it has ended, stop "
+                    "it (it then writes a checkpoint), or set train.run to another folder."
+                ) from None
+        # Only for the message above, so a full disk may lose it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Lets errors of writing name the file: a full disk is otherwise reported without one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        error.filename2 = None
+        raise

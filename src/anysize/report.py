@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from anysize.config import load_config
-from anysize.data.samples import list_images
+from anysize.data.samples import images_of
 from anysize.errors import DataError
 from anysize.files import write_atomic
 from anysize.geometry import Size
@@ -59,7 +59,7 @@ def write_report(run: Path) -> Path:
     plan = read_plan(run / "plan.json")
     pictures = [("Loss and scores", _png(_draw_curves(events)))]
     try:
-        sizes = fingerprint(list_images(Path(config.data.root) / "images"))
+        sizes = fingerprint(images_of(Path(config.data.root), config.data))
     except DataError as error:
         missing = f"<p>The image sizes are not shown: {html.escape(str(error))}</p>"
     else:

@@ -1,31 +1,42 @@
 """`events.jsonl`: what happened in a run, one JSON object a line.
 
 Events of training: "train" (a line of the console), "canvas" (a canvas was seen for the first
-time), "evaluate", and "resume". docs/reference.md lists the fields.
+time), "skip" (a step whose loss or gradient was not finite), "broken" (an image was left out),
+"memory" (memory ran out, and passes became smaller), "evaluate", and "resume". docs/reference.md
+lists the fields.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from anysize.errors import DataError
-from anysize.files import write_atomic
+from anysize.files import append, write_atomic
 
 
 class EventLog:
-    """Appends events to a file; each is on disk when `write` returns."""
+    """Appends events to a file; each is out of the process's hands when `write` returns."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, event: Mapping[str, Any]) -> None:
-        """Appends one event."""
-        self._file.write(json.dumps(event) + "\n")
-        self._file.flush()
+        """Appends one event, whole or not at all.
+
+        Evaluations decide which weights are the best, so they outlive a power cut as well.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        append(self._handle, self._path, (json.dumps(event) + "\n").encode())
+        if event["event"] == "evaluate":
+            os.fsync(self._handle)
 
     def __enter__(self) -> EventLog:
         return self
@@ -36,28 +47,30 @@ class EventLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        os.close(self._handle)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Reads the events of a run; a last line that a killed process left unfinished is passed over.
 
     Raises:
-        DataError: No such file, or a line before the last is not JSON.
+        DataError: No such file, or a line before the last is not an event.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}. Is {path.parent} the folder of a run?"
         ) from None
     events: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise DataError(f"Line {number} of {path} is not JSON. Remove it.") from None
+        event = _event(line)
+        if event is not None:
+            events.append(event)
+        elif number < len(lines):
+            raise DataError(
+                f"Line {number} of {path} is not a JSON object with `event` and `step`. Remove it."
+            )
     return events
 
 
@@ -65,3 +78,15 @@ def forget_events_after(path: Path, step: int) -> None:
     """Drops what a killed run logged after its last checkpoint; the resumed run logs it again."""
     kept = [e for e in read_events(path) if e["step"] <= step]
     write_atomic(path, "".join(json.dumps(e) + "\n" for e in kept).encode())
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        value: object = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    event = cast("dict[str, Any]", value)
+    fits = isinstance(event.get("event"), str) and type(event.get("step")) is int
+    return event if fits else None

@@ -29,13 +29,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["Spread", "StageTimes", "Timer", "Times", "spread"]
+__all__ = ["Spread", "Stage", "StageTimes", "Timer", "Times", "spread", "untimed"]
 
 T = TypeVar("T")
+
+Stage = Callable[[str], AbstractContextManager[object]]
+"""What a named part of some work runs in, as in `Timer.stage`."""
 
 WAITING = "waiting"
 """Name of the stage of `Timer.waiting`."""
@@ -223,6 +226,12 @@ class Timer:
         if self._started is None:
             self._started = now
         return now
+
+
+def untimed(name: str) -> AbstractContextManager[object]:
+    """The `Stage` of work that nobody times."""
+    del name
+    return nullcontext()
 
 
 def spread(durations_s: Sequence[float]) -> Spread:

@@ -13,12 +13,10 @@ import importlib.metadata
 import json
 import math
 import platform
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -26,9 +24,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from anysize.check import require_fit
 from anysize.checkpoint import (
     Weights,
     load_latest_state,
+    load_run_config,
     save_state,
     save_weights,
     start_from,
@@ -36,11 +36,18 @@ from anysize.checkpoint import (
 from anysize.config import PixelConvention, RunConfig, load_config, to_toml
 from anysize.data.batching import epoch_steps
 from anysize.data.loader import Batch, LoadedStep, load_steps
-from anysize.data.samples import Classes, Sample, find_samples, read_classes, split_samples
+from anysize.data.record import (
+    RECORD_FILE,
+    compare_with_record,
+    describe_changes,
+    first_names,
+    write_record,
+)
+from anysize.data.samples import Classes, Sample, read_folder, split_samples
 from anysize.data.transforms import Draw, draw, largest_size
-from anysize.errors import ConfigError, DataError, StoppedByUserError
+from anysize.errors import AnysizeError, ConfigError, DataError
 from anysize.evaluate import evaluate
-from anysize.files import write_atomic
+from anysize.files import LOCK_NAME, only_process_in, remove_unfinished, write_atomic
 from anysize.geometry import Canvas, LossAt, Size
 from anysize.losses import loss_sum
 from anysize.models.fcn import FCN, build_model, upsample
@@ -48,14 +55,30 @@ from anysize.models.ops import update_moving_statistics
 from anysize.optim import build_optimizer, learning_rate, set_learning_rate
 from anysize.plan.canvases import Plan, check_plan, plan_canvases, read_plan, write_plan
 from anysize.plan.packing import Step
+from anysize.recover import PassLimit, Tally, memory_as_a_message
 from anysize.runlog import EventLog, forget_events_after, read_events
-from anysize.world import Precision, computing, peak_memory_bytes, select_device, synchronise
+from anysize.stopping import Stop, stop_requests
+from anysize.timing import Stage, untimed
+from anysize.world import (
+    Precision,
+    computing,
+    is_out_of_memory,
+    peak_memory_bytes,
+    release_memory,
+    select_device,
+    synchronise,
+)
 
 PLANNED_EPOCHS = 3
 """Epochs of drawn sizes that a plan is made from, where images are rescaled at random."""
 
+WRITTEN_AT_START = {"checkpoints", "events.jsonl", "plan.json", "versions.json", RECORD_FILE}
+"""What a run writes before `run.toml`: a folder with no more than this was killed so early."""
+
 MAY_CHANGE = {
     "data.root",
+    "data.skip_broken",
+    "model.activation_checkpointing",
     "train.run",
     "train.weights",
     "train.epochs",
@@ -65,6 +88,7 @@ MAY_CHANGE = {
     "train.evaluate_every",
     "train.loader_threads",
     "train.prefetch_steps",
+    "train.max_bad_steps",
 }
 """Keys that a resumed run may have changed: they do not alter the steps already done, and what the
 data are is held by their fingerprint."""
@@ -82,11 +106,15 @@ def train_step(
     class_weights: Tensor | None,
     device: torch.device,
     precision: Precision,
+    pass_limit: PassLimit | None = None,
+    stage: Stage = untimed,
 ) -> Tensor:
     """One optimiser step over one or more canvases.
 
     Each canvas adds the gradient of its loss sum divided by `num_valid`, the one count of the step,
     so that the result does not depend on how the images were shared out among canvases.
+
+    Where the loss or its gradient is not finite, nothing is updated.
 
     Args:
         model: In training mode.
@@ -99,27 +127,82 @@ def train_step(
         class_weights: `[k]` on the device.
         device: Where to compute.
         precision: "bf16" computes under autocast.
+        pass_limit: Splits what memory does not hold, and remembers it; without it, that is raised.
+        stage: What its parts run in, for one who times them.
 
     Returns:
-        The loss, a scalar on the device.
+        The loss, a scalar on the device; not a number where the step was skipped.
+
+    Raises:
+        DeviceError: Memory does not even hold an image alone; nothing was updated.
     """
-    total = torch.zeros((), device=device)
-    for batch in batches:
-        pixels = batch.pixels.to(device, non_blocking=True)
-        target = batch.target.to(device, non_blocking=True)
-        with computing(device, precision):
-            logits = model(pixels, batch.layout)
-        if loss_at == "full":
-            logits = upsample(logits, batch.layout, model.geometry)
-        loss = loss_sum(
-            kind, logits, target, ignore_index=ignore_index, class_weights=class_weights
-        ) / max(num_valid, 1)
-        loss.backward()
-        update_moving_statistics(model)
-        total += loss.detach()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    statistics = [buffer.clone() for buffer in model.buffers()]
+
+    def backward(batch: Batch) -> Tensor:
+        with stage("transfer"):
+            pixels = batch.pixels.to(device, non_blocking=True)
+            target = batch.target.to(device, non_blocking=True)
+        with stage("forward"):
+            with computing(device, precision):
+                logits = model(pixels, batch.layout)
+            if loss_at == "full":
+                logits = upsample(logits, batch.layout, model.geometry)
+            loss = loss_sum(
+                kind, logits, target, ignore_index=ignore_index, class_weights=class_weights
+            ) / max(num_valid, 1)
+        with stage("backward"):
+            loss.backward()
+            update_moving_statistics(model)
+        return loss.detach()
+
+    while True:
+        passes = batches if pass_limit is None else pass_limit.fitting(batches)
+        total, too_large = _add_up(backward, passes, split=pass_limit is not None)
+        if pass_limit is None or too_large is None:
+            break
+        _forget_passes(model, optimizer, statistics)
+        release_memory(device)
+        pass_limit.lower(too_large)
+    with stage("optimiser"):
+        if _is_step_finite(total, model):
+            optimizer.step()
+        else:
+            _forget_passes(model, optimizer, statistics)
+            total = torch.full_like(total, math.nan)
+        optimizer.zero_grad(set_to_none=True)
     return total
+
+
+def _add_up(
+    backward: Callable[[Batch], Tensor], batches: Sequence[Batch], *, split: bool
+) -> tuple[Tensor, Batch | None]:
+    """The sum over the batches; with `split`, the first batch that memory did not hold as well."""
+    total = torch.zeros(())
+    for batch in batches:
+        try:
+            loss = backward(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not (split and is_out_of_memory(error)):
+                raise
+            return total, batch
+        total = total.to(loss.device) + loss
+    return total, None
+
+
+def _forget_passes(
+    model: FCN, optimizer: torch.optim.Optimizer, statistics: Sequence[Tensor]
+) -> None:
+    """Undoes the passes of a step: their gradients, and what moved the norms' statistics."""
+    optimizer.zero_grad(set_to_none=True)
+    for buffer, before in zip(model.buffers(), statistics, strict=True):
+        buffer.copy_(before)
+
+
+def _is_step_finite(total: Tensor, model: FCN) -> bool:
+    """Whether loss and gradient are finite; waits for the device once."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return bool(torch.isfinite(total) & torch.isfinite(norm))
 
 
 def train(
@@ -127,6 +210,7 @@ def train(
     overrides: Sequence[str] = (),
     *,
     resume: bool = False,
+    agrees: Callable[[str], bool] | None = None,
     console: Console,
 ) -> Path:
     """Runs or resumes what a `run.toml` describes.
@@ -136,6 +220,8 @@ def train(
         overrides: `section.key=value`, applied over the file.
         resume: Go on from the last checkpoint of the run folder; the result is bit for bit that of
             a run that was never interrupted.
+        agrees: Asks whether to go on with the images that the run began with, where the data folder
+            has others by now; None refuses.
         console: Where progress goes.
 
     Returns:
@@ -145,14 +231,59 @@ def train(
         AnysizeError: Bad settings or data; what was done is checkpointed.
         StoppedByUserError: Ctrl-C or SIGTERM, after a checkpoint.
     """
-    config = _with_whole_paths(load_config(config_path, overrides), config_path.resolve().parent)
-    device = select_device(config.train.device)
+    config = with_whole_paths(load_run_config(config_path, overrides), config_path.resolve().parent)
     run = _run_folder(Path(config.train.run), resume=resume)
+    job = prepare(config, run, resume=resume, agrees=agrees, console=console)
+    run.mkdir(parents=True, exist_ok=True)
+    with only_process_in(run):
+        _run_folder(run, resume=resume)  # Again: another process may have been faster.
+        remove_unfinished(run)
+        remove_unfinished(run / "checkpoints")
+        first_step = _restore(job) if resume else _start(job)
+        with EventLog(run / "events.jsonl") as log:
+            if resume:
+                log.write({"event": "resume", "step": first_step})
+            with memory_as_a_message():
+                _run_epochs(job, first_step, log)
+    _say_mishaps(job)
+    return run
 
+
+def prepare(
+    config: RunConfig,
+    run: Path,
+    *,
+    resume: bool,
+    agrees: Callable[[str], bool] | None,
+    console: Console,
+) -> Job:
+    """Reads data and plan, and builds the net; writes nothing.
+
+    Args:
+        config: The settings, with whole paths.
+        run: Folder of the run; read where it is resumed.
+        resume: See `train`.
+        agrees: See `train`.
+        console: Where what was found is said.
+
+    Raises:
+        AnysizeError: Bad settings or data.
+    """
+    device = select_device(config.train.device)
     root = Path(config.data.root)
-    classes = read_classes(root / "classes.toml")
-    samples = find_samples(root, classes, config.loss.kind)
-    train_samples, val_samples = split_samples(samples, config.data, root, seed=config.train.seed)
+    folder = read_folder(root, config.data, config.loss.kind)
+    classes, samples = folder.classes, folder.samples
+    for line in (folder.description, *folder.notes):
+        console.print(line, highlight=False)
+    train_samples, val_samples = split_samples(
+        samples, config.data, root, seed=config.train.seed, listed=folder.listed
+    )
+    if resume:
+        train_samples, val_samples = _samples_as_before(
+            run, samples, train_samples, val_samples, agrees, console
+        )
+    else:
+        require_fit(train_samples, config, root)
     plan = _plan(config, run if resume else None, [s.size for s in train_samples])
     _check_class_weights(config, classes)
 
@@ -162,7 +293,7 @@ def train(
     if config.train.weights:
         pixels, taken = start_from(model, Path(config.train.weights), config.model, classes)
         console.print(taken)
-        if config.pixels not in (pixels, PixelConvention()):
+        if config.pixels != pixels:
             raise ConfigError(
                 f"[pixels] is {config.pixels}, but the weights in {config.train.weights} were "
                 f"trained with {pixels}. Leave [pixels] out."
@@ -171,7 +302,7 @@ def train(
     if config.train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = build_optimizer(model, config.optim)
-    job = _Job(
+    return Job(
         config=config,
         run=run,
         classes=classes,
@@ -183,17 +314,12 @@ def train(
         optimizer=optimizer,
         device=device,
         console=console,
+        tally=Tally(),
     )
-    first_step = _restore(job) if resume else _start(job)
-    with EventLog(run / "events.jsonl") as log:
-        if resume:
-            log.write({"event": "resume", "step": first_step})
-        _run_epochs(job, first_step, log)
-    return run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class Job:
     """All that a run works with; nothing in it is replaced while it runs."""
 
     config: RunConfig
@@ -207,21 +333,52 @@ class _Job:
     optimizer: torch.optim.Optimizer
     device: torch.device
     console: Console
+    tally: Tally
+    stage: Stage = untimed
+
+    @property
+    def pass_limit(self) -> PassLimit:
+        """What splits passes that memory does not hold."""
+        return PassLimit(
+            tally=self.tally,
+            geometry=self.config.model.geometry,
+            loss_at=self.config.model.loss_at,
+            ignore_index=self.classes.ignore_index,
+        )
 
     @property
     def steps_per_epoch(self) -> int:
+        """Optimiser steps an epoch."""
         return math.ceil(len(self.train_samples) / self.plan.images_per_step)
 
     @property
     def num_steps(self) -> int:
+        """Optimiser steps of the whole run."""
         return self.steps_per_epoch * self.config.train.epochs
 
 
-def _run_epochs(job: _Job, first_step: int, log: EventLog) -> None:
-    config, console = job.config.train, job.console
-    seen: set[Canvas] = set()
+@dataclass(slots=True)
+class Place:
+    """Where a run is.
+
+    Attributes:
+        step: Steps done.
+        saved_step: Of the last checkpoint.
+        in_step: Whether a step is under way: what it leaves, if it is broken off, is half done.
+        seen: Canvases that were computed already.
+    """
+
+    step: int
+    saved_step: int
+    in_step: bool = False
+    seen: set[Canvas] = field(default_factory=set[Canvas])
+
+
+def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
+    console = job.console
+    place = Place(first_step, first_step)
     with (
-        _stop_requests() as stop,
+        stop_requests() as stop,
         Progress(
             TextColumn("[bold]train[/]"),
             BarColumn(),
@@ -233,87 +390,179 @@ def _run_epochs(job: _Job, first_step: int, log: EventLog) -> None:
         ) as progress,
     ):
         bar = progress.add_task("", total=job.num_steps, completed=first_step)
-        saved_step = first_step
-        step = first_step
-        in_step = False
         try:
             if first_step and first_step % job.steps_per_epoch == 0:
                 _evaluate_if_due(job, first_step, log, stop, unless_logged=True)
-            for epoch in range(first_step // job.steps_per_epoch, config.epochs):
-                steps, draws = _epoch(job, epoch)
-                window = _Window()
-                loaded_steps = load_steps(
-                    job.train_samples,
-                    steps,
-                    draws,
-                    classes=job.classes,
-                    geometry=job.config.model.geometry,
-                    loss_at=job.config.model.loss_at,
-                    pixels=job.pixels,
-                    num_threads=config.loader_threads,
-                    prefetch_steps=config.prefetch_steps,
-                    start=step - epoch * job.steps_per_epoch,
-                )
-                with contextlib.closing(loaded_steps):
-                    for loaded in loaded_steps:
-                        in_step = True
-                        _one_step(job, step, loaded, window, seen, log)
-                        in_step = False
-                        step += 1
-                        progress.advance(bar)
-                        if step % config.log_every == 0 or step % job.steps_per_epoch == 0:
-                            event = window.event(job, step, epoch)
-                            log.write(event)
-                            progress.update(bar, description=f"loss {event['loss']:.4f}")
-                            console.print(console_line(event, job.num_steps), highlight=False)
-                            window = _Window()
-                        if step % config.checkpoint_every == 0:
-                            _require_finite(job, step, window)
-                            _save(job, step)
-                            saved_step = step
+            for epoch in range(first_step // job.steps_per_epoch, job.config.train.epochs):
+                with stop.at_once():
+                    steps, draws = drawn_epoch(job, epoch)
+                with contextlib.closing(run_steps(job, epoch, steps, draws, place, log)) as done:
+                    for loss in done:
+                        progress.update(bar, completed=place.step, description=loss)
                         stop.heed()
-                _evaluate_if_due(job, step, log, stop)
+                _evaluate_if_due(job, place.step, log, stop)
         finally:
             # Also after an error in the data: what was learned so far is not lost. An update that
             # was broken off half-way is not saved: nothing could resume from it.
-            if step > saved_step and not in_step and _is_finite(job.model):
-                _save(job, step)
+            if place.step > place.saved_step and not place.in_step and _is_finite(job.model):
+                _save(job, place.step)
 
 
-def _one_step(
-    job: _Job, step: int, loaded: LoadedStep, window: _Window, seen: set[Canvas], log: EventLog
-) -> None:
-    new = [b.layout.canvas for b in loaded.batches if b.layout.canvas not in seen]
+def run_steps(
+    job: Job,
+    epoch: int,
+    steps: Sequence[Step],
+    draws: Sequence[Draw],
+    place: Place,
+    log: EventLog,
+) -> Generator[str, None, None]:
+    """The steps of an epoch that are still to do; yields the last loss, in words, after each."""
+    config = job.config.train
+    window, loss = _Window(), ""
+    loaded_steps = load_steps(
+        job.train_samples,
+        steps,
+        draws,
+        classes=job.classes,
+        geometry=job.config.model.geometry,
+        loss_at=job.config.model.loss_at,
+        pixels=job.pixels,
+        num_threads=config.loader_threads,
+        prefetch_steps=config.prefetch_steps,
+        start=place.step - epoch * job.steps_per_epoch,
+        skip_broken=job.config.data.skip_broken,
+        stage=job.stage,
+    )
+    with contextlib.closing(loaded_steps):
+        for loaded in loaded_steps:
+            planned_pixels = job.tally.max_pass_pixels
+            _one_step(job, place, loaded, window, log)
+            job.tally.require_good_steps(config.max_bad_steps, job.run)
+            step = place.step
+            if window.losses and (step % config.log_every == 0 or step % job.steps_per_epoch == 0):
+                with job.stage("logging"):
+                    event = window.event(job, step, epoch)
+                    log.write(event)
+                    job.console.print(console_line(event, job.num_steps), highlight=False)
+                window, loss = _Window(), f"loss {event['loss']:.4f}"
+            # Also when passes became smaller: a resumed run must not try the large ones again.
+            is_lower = job.tally.max_pass_pixels != planned_pixels
+            if step % config.checkpoint_every == 0 or is_lower:
+                with job.stage("checkpoint"):
+                    _require_finite(job, step, window)
+                    _save(job, step)
+                place.saved_step = step
+            yield loss
+
+
+def _one_step(job: Job, place: Place, loaded: LoadedStep, window: _Window, log: EventLog) -> None:
+    """Takes a step, or skips it, and says what was new or wrong about it."""
+    step = place.step
+    for stem, fault in loaded.broken.items():
+        job.tally.broken[stem] = fault
+        job.console.print(f"step {step + 1}: left out an image. {fault}", highlight=False)
+        log.write({"event": "broken", "step": step + 1, "image": stem, "fault": fault})
     set_learning_rate(job.optimizer, learning_rate(job.config.optim, step, job.num_steps))
     weights = job.config.loss.class_weights
+    batches = job.pass_limit.fitting(loaded.batches)
+    new = {b.layout.canvas: None for b in batches if b.layout.canvas not in place.seen}
+    planned_pixels = job.tally.max_pass_pixels
     start = time.monotonic()
-    loss = train_step(
-        job.model,
-        job.optimizer,
-        loaded.batches,
-        num_valid=loaded.num_valid,
-        loss_at=job.config.model.loss_at,
-        kind=job.config.loss.kind,
-        ignore_index=job.classes.ignore_index,
-        class_weights=torch.tensor(weights, device=job.device) if weights else None,
-        device=job.device,
-        precision=job.config.train.precision,
-    )
+    if not batches and all(s.stem in job.tally.broken for s in job.train_samples):
+        raise DataError(
+            f"No training image in {job.config.data.root} can be read. Look at the first message."
+        )
+    if batches:
+        place.in_step = True
+        try:
+            loss = train_step(
+                job.model,
+                job.optimizer,
+                batches,
+                num_valid=loaded.num_valid,
+                loss_at=job.config.model.loss_at,
+                kind=job.config.loss.kind,
+                ignore_index=job.classes.ignore_index,
+                class_weights=torch.tensor(weights, device=job.device) if weights else None,
+                device=job.device,
+                precision=job.config.train.precision,
+                pass_limit=job.pass_limit,
+                stage=job.stage,
+            )
+        except AnysizeError:
+            place.in_step = False  # Raised before the update, so that what was learned is whole.
+            raise
+        window.add(loaded, loss)
+        if torch.isfinite(loss):
+            job.tally.bad_steps.clear()
+        else:
+            _say_skipped(job, step, loaded, log)
+    place.in_step = False
+    place.step += 1
     if new:
         synchronise(job.device)
-        seconds = time.monotonic() - start
-        for canvas in dict.fromkeys(new):
-            seen.add(canvas)
-            job.console.print(f"first visit of canvas {canvas}: {seconds:.2f} s", highlight=False)
-            log.write(
-                {
-                    "event": "canvas",
-                    "step": step + 1,
-                    "canvas": list(canvas),
-                    "first_visit_s": seconds,
-                }
-            )
-    window.add(loaded, loss)
+        _say_first_visits(job, step, list(new), time.monotonic() - start, log)
+        place.seen.update(new)
+    if job.tally.max_pass_pixels != planned_pixels:
+        _say_smaller_passes(job, step, log)
+
+
+def _say_first_visits(
+    job: Job, step: int, canvases: Sequence[Canvas], seconds: float, log: EventLog
+) -> None:
+    for canvas in canvases:
+        job.console.print(f"first visit of canvas {canvas}: {seconds:.2f} s", highlight=False)
+        log.write(
+            {
+                "event": "canvas",
+                "step": step + 1,
+                "canvas": list(canvas),
+                "first_visit_s": seconds,
+            }
+        )
+
+
+def _say_skipped(job: Job, step: int, loaded: LoadedStep, log: EventLog) -> None:
+    images = [stem for batch in loaded.batches for stem in batch.stems]
+    job.tally.skip(step + 1, images)
+    in_a_row = len(job.tally.bad_steps)
+    job.console.print(
+        f"step {step + 1} skipped: its loss or gradient is not finite; {in_a_row} in a row. "
+        f"Images: {first_names(images)}",
+        highlight=False,
+    )
+    log.write({"event": "skip", "step": step + 1, "images": images, "in_a_row": in_a_row})
+
+
+def _say_smaller_passes(job: Job, step: int, log: EventLog) -> None:
+    limit = job.tally.max_pass_pixels
+    exact = (
+        "the result is the same"
+        if job.config.model.norm == "frozen"
+        else "the trained norms' statistics are now of smaller passes"
+    )
+    job.console.print(
+        f"Memory ran out in step {step + 1}. It was taken in smaller passes, and so are all from "
+        f"here on: at most {limit:,} canvas pixels at once, or one image; {exact}.",
+        highlight=False,
+    )
+    log.write({"event": "memory", "step": step + 1, "max_pass_pixels": limit})
+
+
+def _say_mishaps(job: Job) -> None:
+    tally = job.tally
+    if tally.num_skipped:
+        job.console.print(
+            f"Steps skipped since their loss or gradient was not finite: {tally.num_skipped} of "
+            f"{job.num_steps}; {job.run / 'events.jsonl'} names their images.",
+            highlight=False,
+        )
+    if tally.broken:
+        job.console.print(
+            f"Images left out since they cannot be read: {len(tally.broken)} "
+            f"({first_names(list(tally.broken))}).",
+            highlight=False,
+        )
 
 
 class _Window:
@@ -329,7 +578,8 @@ class _Window:
         self.wait_s = 0.0
 
     def add(self, loaded: LoadedStep, loss: Tensor) -> None:
-        self.losses.append(loss)
+        if torch.isfinite(loss):
+            self.losses.append(loss)
         self.wait_s += loaded.wait_s
         for batch in loaded.batches:
             self.stems.extend(batch.stems)
@@ -337,12 +587,10 @@ class _Window:
             self.valid_pixels += batch.layout.valid_pixels
             self.computed_pixels += batch.layout.canvas.pixels
 
-    def event(self, job: _Job, step: int, epoch: int) -> dict[str, Any]:
+    def event(self, job: Job, step: int, epoch: int) -> dict[str, Any]:
         losses = torch.stack(self.losses)
         loss = float(losses.mean())  # Waits for the device, so that the clock is true.
         elapsed = time.monotonic() - self.start
-        if not math.isfinite(loss):
-            raise _not_finite("loss", step, self)
         return {
             "event": "train",
             "step": step,
@@ -356,36 +604,36 @@ class _Window:
             "waste": 1 - self.valid_pixels / self.computed_pixels,
             "elapsed_s": elapsed,
             "peak_memory_bytes": peak_memory_bytes(job.device),
+            "skipped": job.tally.num_skipped,
+            "left_out": len(job.tally.broken),
         }
-
-
-def _not_finite(what: str, step: int, window: _Window) -> DataError:
-    return DataError(
-        f"The {what} is not finite in the steps up to {step}; their images are "
-        f"{', '.join(window.stems[-20:])}. Lower optim.lr, look at these images and masks, or set "
-        "train.precision to float32; the checkpoints are from before."
-    )
 
 
 def _is_finite(model: FCN) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in model.state_dict().values())
 
 
-def _require_finite(job: _Job, step: int, window: _Window) -> None:
+def _require_finite(job: Job, step: int, window: _Window) -> None:
     if not _is_finite(job.model):
-        raise _not_finite("net", step, window)
+        raise DataError(
+            f"The net is not finite after step {step}: an update of the steps since the last "
+            f"checkpoint was too large. Their images are {', '.join(window.stems[-20:])}. Lower "
+            "optim.lr and start anew; the checkpoints are from before."
+        )
 
 
 def console_line(event: dict[str, Any], num_steps: int) -> str:
     """The line of the console for a "train" event."""
+    skipped = f"  skipped {event['skipped']}" if event["skipped"] else ""
+    left_out = f"  left out {event['left_out']}" if event["left_out"] else ""
     return (
         f"step {event['step']:>6}/{num_steps}  loss {event['loss']:.4f}  lr {event['lr']:.2e}  "
         f"{event['images_per_s']:.2f} images/s  {event['valid_megapixels_per_s']:.3f} valid MP/s  "
-        f"wait {event['wait_share']:.1%}  waste {event['waste']:.1%}"
+        f"wait {event['wait_share']:.1%}  waste {event['waste']:.1%}{skipped}{left_out}"
     )
 
 
-def _epoch(job: _Job, epoch: int) -> tuple[list[Step], list[Draw]]:
+def drawn_epoch(job: Job, epoch: int) -> tuple[list[Step], list[Draw]]:
     """Order, places and augmentation of an epoch: a pure function of the seed and the epoch."""
     seed = job.config.train.seed
     draws = [
@@ -398,7 +646,7 @@ def _epoch(job: _Job, epoch: int) -> tuple[list[Step], list[Draw]]:
 
 
 def _evaluate_if_due(
-    job: _Job, step: int, log: EventLog, stop: _Stop, *, unless_logged: bool = False
+    job: Job, step: int, log: EventLog, stop: Stop, *, unless_logged: bool = False
 ) -> None:
     every = job.config.train.evaluate_every
     epoch = step // job.steps_per_epoch
@@ -409,17 +657,7 @@ def _evaluate_if_due(
     if unless_logged and any(e["step"] == step for e in earlier):
         return
     start = time.monotonic()
-    result = evaluate(
-        job.model,
-        job.val_samples,
-        plan=job.plan,
-        classes=job.classes,
-        kind=job.config.loss.kind,
-        pixels=job.pixels,
-        precision=job.config.train.precision,
-        num_threads=job.config.train.loader_threads,
-        progress=stop.heed,
-    )
+    result = _evaluate(job, step, log, stop)
     metric = "miou" if job.config.loss.kind == "softmax" else "map"
     best = max((e[metric] or 0.0 for e in earlier), default=-1.0)
     value = result[metric] or 0.0
@@ -453,7 +691,48 @@ def _evaluate_if_due(
     )
 
 
-def _with_whole_paths(config: RunConfig, base: Path) -> RunConfig:
+def _evaluate(job: Job, step: int, log: EventLog, stop: Stop) -> dict[str, Any]:
+    """Evaluates on the plan's canvases, or on the smaller ones of them that memory holds."""
+    canvases = job.plan.canvases
+    while True:
+        limit = job.tally.max_pass_pixels or job.plan.max_pixels_per_step
+        canvases = tuple(c for c in canvases if c.pixels <= limit)
+        broken: dict[str, str] | None = {} if job.config.data.skip_broken else None
+        try:
+            result = evaluate(
+                job.model,
+                job.val_samples,
+                plan=dataclasses.replace(job.plan, canvases=canvases),
+                classes=job.classes,
+                kind=job.config.loss.kind,
+                pixels=job.pixels,
+                precision=job.config.train.precision,
+                num_threads=job.config.train.loader_threads,
+                progress=stop.heed,
+                broken=broken,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not (canvases and is_out_of_memory(error)):
+                raise
+            largest = max(c.pixels for c in canvases)
+        else:
+            break
+        release_memory(job.device)
+        canvases = tuple(c for c in canvases if c.pixels < largest)
+        job.console.print(
+            f"Memory ran out in the evaluation: it runs on canvases below {largest:,} pixels.",
+            highlight=False,
+        )
+    if broken and len(broken) == len(job.val_samples):
+        raise DataError(f"No image of the evaluation can be read: {next(iter(broken.values()))}")
+    for stem, fault in (broken or {}).items():
+        job.tally.broken[stem] = fault
+        job.console.print(f"evaluation: left out an image. {fault}", highlight=False)
+        log.write({"event": "broken", "step": step, "image": stem, "fault": fault})
+    return result
+
+
+def with_whole_paths(config: RunConfig, base: Path) -> RunConfig:
     """Paths relative to `run.toml` made whole, so that the run's own copy of it holds anywhere."""
 
     def whole(path: str) -> str:
@@ -487,8 +766,8 @@ def _plan(config: RunConfig, resumed_run: Path | None, sizes: Sequence[Size]) ->
     )
 
 
-def training_sizes(config: RunConfig, base: Path) -> tuple[list[Size], list[Size]]:
-    """The sizes that training a `run.toml` will meet, and the largest of each image.
+def training_sizes(config: RunConfig, base: Path) -> tuple[list[Size], list[Size], tuple[str, ...]]:
+    """The sizes that a `run.toml` will meet, the largest of each image, and what was found.
 
     Args:
         config: The settings.
@@ -498,9 +777,13 @@ def training_sizes(config: RunConfig, base: Path) -> tuple[list[Size], list[Size
         DataError: The data folder does not hold.
     """
     root = base / config.data.root
-    samples = find_samples(root, read_classes(root / "classes.toml"), config.loss.kind)
-    own = [s.size for s in split_samples(samples, config.data, root, seed=config.train.seed)[0]]
-    return _drawn_sizes(config, own), [largest_size(config.augment, s) for s in own]
+    folder = read_folder(root, config.data, config.loss.kind)
+    train, _ = split_samples(
+        folder.samples, config.data, root, seed=config.train.seed, listed=folder.listed
+    )
+    own = [s.size for s in train]
+    largest = [largest_size(config.augment, s) for s in own]
+    return _drawn_sizes(config, own), largest, (folder.description, *folder.notes)
 
 
 def _drawn_sizes(config: RunConfig, sizes: Sequence[Size]) -> list[Size]:
@@ -520,19 +803,22 @@ def _run_folder(run: Path, *, resume: bool) -> Path:
         if not (run / "run.toml").is_file():
             raise ConfigError(f"There is no run to resume in {run}. Start it without --resume.")
         return run
-    if run.is_dir() and any(run.iterdir()):
+    names = {p.name for p in run.iterdir()} if run.is_dir() else set[str]()
+    was_killed_early = LOCK_NAME in names and all(
+        n == LOCK_NAME or n in WRITTEN_AT_START or n.endswith(".part") for n in names
+    )
+    if names and not was_killed_early:
         raise ConfigError(
             f"The run folder {run} is not empty. Go on with --resume, or set train.run to another."
         )
     return run
 
 
-def _start(job: _Job) -> int:
-    """Writes what describes the run, before its first step."""
+def _start(job: Job) -> int:
+    """Writes what describes the run, before its first step; `run.toml` last, which makes it one."""
     run = job.run
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "checkpoints").mkdir(exist_ok=True)
-    write_atomic(run / "run.toml", to_toml(job.config).encode())
+    _save(job, 0)
+    write_record(run / RECORD_FILE, job.train_samples, job.val_samples)
     write_plan(job.plan, run / "plan.json", sizes=[s.size for s in job.train_samples])
     names = ("torch", "numpy", "pillow", "safetensors")
     versions = {
@@ -544,10 +830,11 @@ def _start(job: _Job) -> int:
     }
     write_atomic(run / "versions.json", json.dumps(versions, indent=2).encode())
     write_atomic(run / "events.jsonl", b"")
+    write_atomic(run / "run.toml", to_toml(job.config).encode())
     return 0
 
 
-def _restore(job: _Job) -> int:
+def _restore(job: Job) -> int:
     """Puts the net, the optimiser and the log back to the last checkpoint; returns its step."""
     _check_same_settings(job)
     state = load_latest_state(job.run / "checkpoints")
@@ -558,17 +845,47 @@ def _restore(job: _Job) -> int:
         job.console.print(f"Passed over: {message}")
     if state.data_fingerprint != _data_fingerprint(job.train_samples):
         raise DataError(
-            f"The training images in {job.config.data.root} are not those that the run in "
-            f"{job.run} was trained on: files were added, removed or resized. Put them back, or "
-            "start a new run, with train.weights set to this run's weights.safetensors."
+            f"{state.path} is of other training images than {job.run / RECORD_FILE} lists. Put the "
+            "list back, or start a new run, with train.weights set to this run's "
+            "weights.safetensors."
         )
     state.restore(job.model, job.optimizer)
+    job.tally.restore(state.tally, str(state.path))
     forget_events_after(job.run / "events.jsonl", state.step)
     job.console.print(f"Resuming after step {state.step} of {job.num_steps} ({state.path}).")
     return state.step
 
 
-def _check_same_settings(job: _Job) -> None:
+def _samples_as_before(
+    run: Path,
+    samples: Sequence[Sample],
+    train: Sequence[Sample],
+    val: Sequence[Sample],
+    agrees: Callable[[str], bool] | None,
+    console: Console,
+) -> tuple[list[Sample], list[Sample]]:
+    """The images that a run began with; says and asks if the data folder has others by now."""
+    found = compare_with_record(run / RECORD_FILE, samples, train, val)
+    if found.changed:
+        console.print(
+            f"Files changed since the run began: {first_names(found.changed)}. Going on with them "
+            "as they are now.",
+            highlight=False,
+        )
+    news = describe_changes(found)
+    if news:
+        if agrees is None:
+            raise DataError(
+                f"{news} To go on with those that it began with, bit for bit as if nothing had "
+                "changed, add --as-before; or start a new run with all of them."
+            )
+        if not agrees(f"{news} Go on with those that it began with?"):
+            raise DataError("Nothing was done. A new run takes the images as they are now.")
+        console.print(f"{news} Going on with those that it began with.", highlight=False)
+    return found.train, found.val
+
+
+def _check_same_settings(job: Job) -> None:
     path = job.run / "run.toml"
     before, now = _flat(load_config(path)), _flat(job.config)
     changed = [
@@ -605,48 +922,12 @@ def _data_fingerprint(samples: Sequence[Sample]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _save(job: _Job, step: int) -> None:
+def _save(job: Job, step: int) -> None:
     save_state(
         job.run / "checkpoints",
         step=step,
         data_fingerprint=_data_fingerprint(job.train_samples),
         model=job.model,
         optimizer=job.optimizer,
+        tally=job.tally.to_json(),
     )
-
-
-class _Stop:
-    """Whether the user asked to stop."""
-
-    requested = False
-
-    def heed(self, *_: int) -> None:
-        """Called between steps, and between the images of an evaluation."""
-        if self.requested:
-            raise StoppedByUserError("Stopped; a checkpoint was written. Go on with --resume.")
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[_Stop]:
-    """Turns the first Ctrl-C or SIGTERM into a request that the loop heeds between two steps.
-
-    A second one interrupts at once.
-    """
-    stop = _Stop()
-    before: dict[int, Any] = {}
-
-    def request(number: int, frame: FrameType | None) -> None:
-        stop.requested = True
-        for n, handler in before.items():
-            signal.signal(n, handler)
-
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, request)
-    except ValueError:  # Not in the main thread: signals are the caller's business.
-        before.clear()
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

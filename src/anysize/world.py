@@ -49,3 +49,29 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or in the process.
+
+    Source: the messages of PyTorch's CPU allocators and of oneDNN, which raise plain RuntimeErrors.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(
+        words in said
+        for words in (
+            "can't allocate memory",
+            "not enough memory",
+            "std::bad_alloc",
+            "could not create a memory",
+            "CUDA out of memory",
+        )
+    )
+
+
+def release_memory(device: torch.device) -> None:
+    """Gives the memory that PyTorch keeps for later back to the device, after some ran out."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -235,7 +235,7 @@ def test_an_image_that_changed_its_size_is_named(make_folder, classes):
 def test_any_other_error_notes_the_file(make_folder, classes, monkeypatch):
     samples = find_samples(make_folder([(9, 9)]), classes, "softmax")
 
-    def fail(path):
+    def fail(path, num_channels):
         raise MemoryError
 
     monkeypatch.setattr(loader, "decode_image", fail)
@@ -275,7 +275,7 @@ def test_steps_are_made_ahead_within_bounds(make_folder, classes, monkeypatch):
             num_submitted += 1
             return super().submit(*args)
 
-    def count(path):
+    def count(path, num_channels):
         decoded.release()
         return decode_image(path)
 
@@ -319,7 +319,7 @@ def test_what_has_not_begun_is_dropped_at_the_end(make_folder, classes, monkeypa
     second_began, may_go_on = threading.Event(), threading.Event()
     begun = []
 
-    def hold(path):
+    def hold(path, num_channels):
         begun.append(path.stem)
         if path.stem == "s1":
             second_began.set()

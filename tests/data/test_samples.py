@@ -346,14 +346,6 @@ def test_exif_orientation_is_applied_to_pixels(tmp_path):
     np.testing.assert_array_equal(decode_image(tmp_path / "a.png"), np.rot90(pixels, -1))
 
 
-@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
-def test_more_than_8_bits_are_refused(tmp_path, mode):
-    path = tmp_path / "a.tif"
-    Image.new(mode, (3, 2)).save(path)
-    with pytest.raises(DataError, match=f"{path} has Pillow's mode"):
-        decode_image(path)
-
-
 def test_a_format_off_the_list_is_refused(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (3, 2)).save(path, format="GIF")
@@ -408,7 +400,7 @@ def test_what_a_decoder_raises_becomes_a_data_error(tmp_path, monkeypatch, error
     path = tmp_path / "a.png"
     Image.new("RGB", (4, 3)).save(path)
 
-    def fail(image):
+    def fail(image, *, in_place):
         raise error("broken")
 
     monkeypatch.setattr(ImageOps, "exif_transpose", fail)

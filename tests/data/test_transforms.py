@@ -181,3 +181,56 @@ def test_colour_changes_the_image_only(name):
         assert abs(after.std() / before.std() - 0.5) < 0.01
     else:
         assert abs(np.ptp(after, axis=2).mean() / np.ptp(before, axis=2).mean() - 0.5) < 0.01
+
+
+# Images that Pillow has no mode for
+
+
+DRAWN = draw(
+    AugmentConfig(
+        min_scale=0.6, max_scale=1.6, brightness=0.4, contrast=0.4, saturation=0.4, crop=(20, 30)
+    ),
+    Size(24, 36),
+    seed=5,
+    epoch=0,
+    index=1,
+)
+
+
+@pytest.mark.parametrize("change", ["none", "all"])
+def test_16_bits_are_drawn_like_8(change):
+    image, mask = noise(Size(24, 36))
+    drawn = DRAWN if change == "all" else no_augmentation(Size(24, 36))
+    eight, labels = apply_draw(drawn, image, mask)
+    sixteen, same = apply_draw(drawn, image.astype(np.uint16) * 257, mask)
+    assert sixteen.dtype == np.uint16
+    assert sixteen.max() > 255
+    np.testing.assert_array_equal(labels, same)
+    # Pillow rounds 8 bits after each of four changes.
+    assert np.abs(sixteen / 257 - eight).max() < (4 if change == "all" else 1e-9)
+    assert eight.shape == (*drawn.out_size, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_each_of_many_bands_moves_like_the_mask(dtype):
+    rng = np.random.default_rng(0)
+    bands = rng.integers(0, 200, (24, 36, 5)).astype(dtype)
+    drawn = geometric(Size(24, 36), crop=Rect(0, 3, 5, 10, 20), mirror=True)
+    image, mask = apply_draw(drawn, bands, bands[..., 0].astype(np.uint8))
+    np.testing.assert_array_equal(image, bands[3:13, 5:25][:, ::-1])
+    np.testing.assert_array_equal(image[..., 0], mask)
+
+
+def test_colour_of_many_bands():
+    """Contrast is about the mean of all bands; saturation has no meaning and is left alone."""
+    bands = np.random.default_rng(0).integers(1000, 3000, (8, 9, 5)).astype(np.uint16)
+    plain = no_augmentation(Size(8, 9))
+    mask = np.zeros((8, 9), np.uint8)
+    image, _ = apply_draw(dataclasses.replace(plain, brightness=1.5), bands, mask)
+    np.testing.assert_array_equal(image, np.rint(bands * 1.5))
+    image, _ = apply_draw(dataclasses.replace(plain, contrast=0.5), bands, mask)
+    np.testing.assert_allclose(image, bands.mean() + (bands - bands.mean()) / 2, atol=1)
+    image, _ = apply_draw(dataclasses.replace(plain, saturation=0.0), bands, mask)
+    np.testing.assert_array_equal(image, bands)
+    image, _ = apply_draw(dataclasses.replace(plain, brightness=100.0), bands, mask)
+    assert image.max() == 65535

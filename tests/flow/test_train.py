@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 import signal
 
 import numpy as np
@@ -54,6 +53,8 @@ def test_a_run_learns_and_writes_all_its_files(workspace):
         "checkpoints",
         "events.jsonl",
         "versions.json",
+        "samples.json",
+        ".lock",
     }
     events = read_events(folder / "events.jsonl")
     train_events = [e for e in events if e["event"] == "train"]
@@ -118,7 +119,7 @@ def test_an_update_broken_off_half_way_is_not_saved(workspace, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(workspace, "train.run=parts", "train.checkpoint_every=4")
     monkeypatch.undo()
-    (checkpoint,) = (workspace / "parts/checkpoints").iterdir()
+    checkpoint = max((workspace / "parts/checkpoints").iterdir())
     assert checkpoint.name == "step-00000004.safetensors"
     parts = run(workspace, "train.run=parts", "train.checkpoint_every=4", resume=True)
     assert_same(last_checkpoint(whole), last_checkpoint(parts))
@@ -184,10 +185,6 @@ def test_settings_and_data_of_a_resumed_run_must_be_the_same(workspace):
         run(workspace, "optim.lr=0.1", resume=True)
     with pytest.raises(ConfigError, match="no run to resume"):
         run(workspace, "train.run=other", resume=True)
-    shutil.copy(workspace / "data/images/s00.png", workspace / "data/images/new.png")
-    shutil.copy(workspace / "data/masks/s00.png", workspace / "data/masks/new.png")
-    with pytest.raises(DataError, match="files were added, removed or resized"):
-        run(workspace, "train.epochs=2", resume=True)
 
 
 def test_a_wrong_label_stops_the_run_and_keeps_what_was_learned(workspace):
@@ -196,14 +193,21 @@ def test_a_wrong_label_stops_the_run_and_keeps_what_was_learned(workspace):
     Image.fromarray(mask).save(workspace / "data/masks/s05.png")
     with pytest.raises(DataError, match=r"s05\.png"):
         run(workspace, "plan.images_per_step=1", "train.prefetch_steps=1", "data.val_fraction=0.01")
-    checkpoints = list((workspace / "run/checkpoints").iterdir())
+    newest = max((workspace / "run/checkpoints").iterdir())
     events = read_events(workspace / "run/events.jsonl")
-    assert len(checkpoints) == 1 or not [e for e in events if e["event"] == "train"]
+    steps = [e["step"] for e in events if e["event"] == "train"]
+    assert int(newest.stem.split("-")[1]) >= max(steps, default=0)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(workspace):
-    with pytest.raises(DataError, match="is not finite in the steps up to"):
-        run(workspace, "optim.kind=sgd", "optim.lr=1e30", "model.norm=frozen", "train.epochs=9")
+def test_a_net_that_diverged_stops_the_run_and_is_not_saved(workspace):
+    with pytest.raises(DataError, match="was not finite in 5 steps in a row"):
+        run(
+            workspace,
+            "optim.kind=sgd",
+            "optim.lr=1e30",
+            "model.norm=frozen",
+            "plan.images_per_step=1",  # 11 steps come before the first evaluation.
+        )
     for path in (workspace / "run/checkpoints").glob("*.safetensors"):
         assert all(torch.isfinite(t).all() for t in load_file(path).values())
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anysize.config import PixelConvention
-from anysize.data.samples import Classes, Sample, decode_image, decode_mask, label_kind
+from anysize.data.images import Pixels, decode_image
+from anysize.data.samples import Classes, Sample, decode_mask, label_kind
 from anysize.data.transforms import Draw, apply_draw
 from anysize.errors import DataError
 from anysize.geometry import (
@@ -34,6 +35,7 @@ from anysize.geometry import (
     target_rect,
 )
 from anysize.plan.packing import Pass, Step
+from anysize.timing import Stage, untimed
 
 
 def load_steps(
@@ -48,6 +50,8 @@ def load_steps(
     num_threads: int,
     prefetch_steps: int,
     start: int = 0,
+    skip_broken: bool = False,
+    stage: Stage = untimed,
 ) -> Generator[LoadedStep, None, None]:
     """Yields the steps in order, each made ready while those before it run.
 
@@ -65,10 +69,13 @@ def load_steps(
         num_threads: Images that are worked on at once.
         prefetch_steps: Steps made ready ahead of the one that was last yielded; bounds the memory.
         start: Steps to leave out at the front, for a run that resumes.
+        skip_broken: Leave images out that cannot be decoded or do not hold; `LoadedStep.broken`
+            names them.
+        stage: What the parts of the work run in, in several threads, for one who times them.
 
     Raises:
         DataError: An image or mask cannot be decoded or does not hold; raised in the caller's
-            thread when its step is due.
+            thread when its step is due. Not with `skip_broken`.
     """
     recipe = _Recipe(
         samples=samples,
@@ -77,22 +84,27 @@ def load_steps(
         geometry=geometry,
         loss_at=loss_at,
         pixels=pixels,
+        stage=stage,
     )
     remaining = iter(steps[start:])
     ahead: deque[list[_Filling]] = deque()
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="anysize-loader")
     try:
         while True:
-            for step in islice(remaining, prefetch_steps + 1 - len(ahead)):
-                ahead.append([_start(p, recipe, pool) for p in step.passes])
-            if not ahead:
-                return
-            due = ahead.popleft()
-            began = time.perf_counter()
-            late = [f for filling in due for f in filling.num_valid if not f.done()]
-            batches = tuple(_finish(filling) for filling in due)
+            with stage("wait for data"):
+                for step in islice(remaining, prefetch_steps + 1 - len(ahead)):
+                    ahead.append([_start(p, recipe, pool) for p in step.passes])
+                if not ahead:
+                    return
+                due = ahead.popleft()
+                began = time.perf_counter()
+                late = [f for filling in due for f in filling.num_valid if not f.done()]
+                broken: dict[str, str] = {}
+                finished = [_finish(filling, broken if skip_broken else None) for filling in due]
+            batches = tuple(batch for batch in finished if batch.stems)
             yield LoadedStep(
                 batches=batches,
+                broken=broken,
                 wait_s=time.perf_counter() - began if late else 0.0,
                 num_valid=sum(batch.num_valid for batch in batches),
             )
@@ -100,11 +112,12 @@ def load_steps(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def normalise(image: NDArray[np.uint8], pixels: PixelConvention) -> NDArray[np.float32]:
-    """Turns RGB into the net's input, `[h, w, 3]`, with channels in `pixels.channel_order`."""
+def normalise(image: Pixels, pixels: PixelConvention) -> NDArray[np.float32]:
+    """Turns an image into the net's input, `[h, w, c]`, with channels in `pixels.channel_order`."""
     ordered = image[..., ::-1] if pixels.channel_order == "BGR" else image
+    white = 255 if image.dtype == np.uint8 else pixels.white
     values = ordered.astype(np.float32)
-    values *= np.float32(pixels.max_value / 255)
+    values *= np.float32(pixels.max_value / white)
     values -= np.asarray(pixels.mean, np.float32)
     values /= np.asarray(pixels.std, np.float32)
     return values
@@ -116,7 +129,8 @@ def _start(work: Pass, recipe: _Recipe, pool: ThreadPoolExecutor) -> _Filling:
     canvas = work.layout.canvas
     labels = target_canvas(canvas, recipe.geometry, recipe.loss_at)
     # Channels last: the tensor that the net gets is this array with its axes renamed.
-    pixels = np.zeros((canvas.slots, canvas.height, canvas.width, 3), np.float32)
+    num_channels = len(recipe.pixels.mean)
+    pixels = np.zeros((canvas.slots, canvas.height, canvas.width, num_channels), np.float32)
     shape: tuple[int, ...] = (labels.slots, labels.height, labels.width)
     if label_kind(recipe.samples[work.images[0]], classes) == "sigmoid":
         shape = (labels.slots, len(classes.names), labels.height, labels.width)
@@ -128,13 +142,28 @@ def _start(work: Pass, recipe: _Recipe, pool: ThreadPoolExecutor) -> _Filling:
     return _Filling(work=work, recipe=recipe, pixels=pixels, target=target, num_valid=num_valid)
 
 
-def _finish(filling: _Filling) -> Batch:
-    num_valid = sum(future.result() for future in filling.num_valid)
+def _finish(filling: _Filling, broken: dict[str, str] | None) -> Batch:
+    """Waits for the images of a batch; takes those away that are broken if they may be."""
+    num_valid, layout = 0, filling.work.layout
+    kept: list[tuple[str, Placement]] = []
+    for i, placement, future in zip(
+        filling.work.images, layout.placements, filling.num_valid, strict=True
+    ):
+        stem = filling.recipe.samples[i].stem
+        try:
+            num_valid += future.result()
+        except DataError as error:
+            if broken is None:
+                raise
+            # Nothing was put into its rectangle yet: zeros and `ignore_index`, as outside.
+            broken[stem] = str(error)
+        else:
+            kept.append((stem, placement))
     return Batch(
         pixels=torch.from_numpy(filling.pixels).permute(0, 3, 1, 2),
         target=torch.from_numpy(filling.target),
-        layout=filling.work.layout,
-        stems=tuple(filling.recipe.samples[i].stem for i in filling.work.images),
+        layout=Layout(layout.canvas, tuple(placement for _, placement in kept)),
+        stems=tuple(stem for stem, _ in kept),
         num_valid=num_valid,
     )
 
@@ -152,28 +181,33 @@ def _fill(
         f"{sample.stem} is placed as {placement.size}, but drawn as {draw.out_size}"
     )
     try:
-        image, mask = apply_draw(draw, _decode(sample), decode_mask(sample, recipe.classes))
+        with recipe.stage("decode"):
+            decoded = _decode(sample, len(recipe.pixels.mean))
+            labels = decode_mask(sample, recipe.classes)
+        with recipe.stage("transform"):
+            image, mask = apply_draw(draw, decoded, labels)
     except Exception as error:
         error.add_note(f"while loading {sample.image}")
         raise
-    pixels[
-        placement.slot,
-        placement.top : placement.top + placement.height,
-        placement.left : placement.left + placement.width,
-    ] = normalise(image, recipe.pixels)
-    if recipe.loss_at == "grid":
-        rows = np.array(grid_centres(placement.height, recipe.geometry))
-        columns = np.array(grid_centres(placement.width, recipe.geometry))
-        mask = mask[..., rows[:, None], columns]
-    rect = target_rect(placement, recipe.geometry, recipe.loss_at)
-    target[
-        rect.slot, ..., rect.top : rect.top + rect.height, rect.left : rect.left + rect.width
-    ] = mask
+    with recipe.stage("place"):
+        pixels[
+            placement.slot,
+            placement.top : placement.top + placement.height,
+            placement.left : placement.left + placement.width,
+        ] = normalise(image, recipe.pixels)
+        if recipe.loss_at == "grid":
+            rows = np.array(grid_centres(placement.height, recipe.geometry))
+            columns = np.array(grid_centres(placement.width, recipe.geometry))
+            mask = mask[..., rows[:, None], columns]
+        rect = target_rect(placement, recipe.geometry, recipe.loss_at)
+        target[
+            rect.slot, ..., rect.top : rect.top + rect.height, rect.left : rect.left + rect.width
+        ] = mask
     return int(np.count_nonzero(mask != recipe.classes.ignore_index))
 
 
-def _decode(sample: Sample) -> NDArray[np.uint8]:
-    image = decode_image(sample.image)
+def _decode(sample: Sample, num_channels: int) -> Pixels:
+    image = decode_image(sample.image, num_channels)
     size = Size(*image.shape[:2])
     if size != sample.size:
         raise DataError(
@@ -188,7 +222,7 @@ class Batch:
     """A canvas with its images and labels.
 
     Attributes:
-        pixels: float32 `[n, 3, h, w]`, channels last in memory, normalised; exactly zero outside
+        pixels: float32 `[n, c, h, w]`, channels last in memory, normalised; exactly zero outside
             the images.
         target: uint8 on `target_canvas`, `ignore_index` outside the images: `[n, th, tw]` of class
             ids (softmax), or `[n, k, th, tw]` of 0 and 1 (sigmoid).
@@ -209,14 +243,16 @@ class LoadedStep:
     """The batches of one optimiser step.
 
     Attributes:
-        batches: One a pass.
+        batches: One a pass; a pass without images is left out.
         wait_s: Seconds that the caller was held up since some image of this step was not ready.
         num_valid: Sum over the batches: what the loss of the step is divided by.
+        broken: Images that were left out, by stem, and what was wrong with them.
     """
 
     batches: tuple[Batch, ...]
     wait_s: float
     num_valid: int
+    broken: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +265,7 @@ class _Recipe:
     geometry: NetGeometry
     loss_at: LossAt
     pixels: PixelConvention
+    stage: Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

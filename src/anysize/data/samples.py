@@ -1,133 +1,119 @@
-"""The data folder: finds pairs of image and mask, splits them, and decodes them.
+"""The data folder: finds images and their labels, and splits them.
 
-    images/<stem>.jpg          any 8-bit image
+    images/<stem>.jpg          any image
     masks/<stem>.png           softmax: an index PNG, values are class ids
     masks/<class>/<stem>.png   sigmoid: a PNG a class, values 0 and 1
     classes.toml               names, colours, ignore_index
 
-Finding reads headers only. Every fault of a stage is in one message, so that a folder is put right
-in few rounds. docs/data-folder.md describes the folder for its makers.
+or what `layouts` and `detect` tell apart. Finding reads headers only. Every fault of a stage is in
+one message, so that a folder is put right in few rounds. docs/data-folder.md describes the folder
+for its makers.
 """
 
 from __future__ import annotations
 
-import struct
-import tomllib
+import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
-from anysize.config import DataConfig
-from anysize.errors import DataError
-from anysize.geometry import Size
-from anysize.plan.fingerprint import DECODER_ERRORS, IMAGE_FORMATS, fingerprint
-
-LabelKind = Literal["softmax", "sigmoid"]
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
-"""Files that count as images, in lower or upper case; other files are passed over."""
-
-EIGHT_BIT_MODES = frozenset(
-    {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr"}
+from anysize.config import DataConfig, FolderLayout, MaskKind
+from anysize.data.annotations import labelme_entries, read_json
+from anysize.data.classes import (
+    BACKGROUND_NAMES,
+    IGNORE_NAME,
+    Classes,
+    background_id,
+    cityscapes_classes,
+    named_classes,
+    read_classes,
+    read_names,
+    voc_classes,
+    with_background,
 )
-"""Pillow's modes that convert to RGB without clipping."""
+from anysize.data.detect import (
+    Detected,
+    coco_files,
+    detect_pngs,
+    find_container,
+    labelme_files,
+)
+from anysize.data.faults import Fault, FaultError, listing
+from anysize.data.images import EIGHT_BIT_MODES, IMAGE_SUFFIXES, decode_image, size_fault
+from anysize.data.layouts import (
+    LAYOUT_MASKS,
+    Pair,
+    Pairs,
+    cityscapes_folders,
+    cityscapes_lookup,
+    cityscapes_masks,
+    detect_layout,
+    list_files,
+    read_coco,
+    scan_cityscapes,
+    scan_coco,
+    scan_flat,
+    scan_ultralytics,
+    scan_voc,
+    ultralytics_names,
+)
+from anysize.data.masks import (
+    STACK_SUFFIXES,
+    Encoding,
+    Sample,
+    check_size,
+    decode_mask,
+    label_kind,
+    read_mask_header,
+    read_png_header,
+)
+from anysize.data.shapes import LabelKind
+from anysize.errors import DataError
+from anysize.plan.fingerprint import read_size, read_sizes, unreadable
 
-MOST_LISTED = 10
-"""Faults that a message lists; it counts the others."""
-
-_PNG_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
+__all__ = [
+    "EIGHT_BIT_MODES",
+    "IMAGE_SUFFIXES",
+    "Classes",
+    "Encoding",
+    "Folder",
+    "LabelKind",
+    "Sample",
+    "decode_image",
+    "decode_mask",
+    "find_samples",
+    "images_of",
+    "label_kind",
+    "list_images",
+    "read_classes",
+    "read_folder",
+    "scan_folder",
+    "split_samples",
+]
 
 _ADD_OR_REMOVE = "Add what is missing, or remove the other half."
 
+_LAYOUT_NAMES: dict[FolderLayout, str] = {
+    "anysize": "our own",
+    "voc": "Pascal VOC",
+    "cityscapes": "Cityscapes",
+    "ultralytics": "Ultralytics",
+}
 
-def read_classes(path: Path) -> Classes:
-    """Reads `classes.toml`: an optional `ignore_index` and a `[[class]]` table a class.
-
-    Raises:
-        DataError: No such file, not TOML, an unknown or missing key, a value of the wrong type or
-            range, or a name or colour given twice.
-    """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"No such file: {path}. Write it; docs/data-folder.md has one to start from."
-        ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DataError(f"{path} cannot be read as TOML: {error}.") from None
-    _check_keys(table, {"ignore_index", "class"}, "", path)
-    entries = table.get("class")
-    if not isinstance(entries, list) or not entries:
-        raise DataError(f"{path} names no classes. Add a [[class]] table for each.")
-    names: list[str] = []
-    colours: list[tuple[int, int, int]] = []
-    for number, entry in enumerate(cast("list[object]", entries)):
-        name, colour = _read_class(entry, number, path)
-        names.append(name)
-        colours.append(colour)
-    for what, values in (("name", names), ("colour", colours)):
-        twice = [str(v) for v, count in Counter[object](values).items() if count > 1]
-        if twice:
-            raise DataError(
-                f"{path} gives the same {what} to several classes: {', '.join(twice)}. "
-                f"Each class needs its own."
-            )
-    return Classes(
-        names=tuple(names),
-        colours=tuple(colours),
-        ignore_index=_read_ignore_index(table, len(names), path),
-    )
-
-
-def _read_class(entry: object, number: int, path: Path) -> tuple[str, tuple[int, int, int]]:
-    if not isinstance(entry, dict):
-        raise DataError(f"Class {number} is {entry!r}; it must be a [[class]] table ({path}).")
-    table = cast("dict[str, Any]", entry)
-    _check_keys(table, {"name", "colour"}, f"class {number}: ", path)
-    name = table.get("name")
-    if not isinstance(name, str) or not name.strip():
-        raise DataError(f"The name of class {number} is {name!r}; it must be a text ({path}).")
-    colour = table.get("colour")
-    is_colour = (
-        isinstance(colour, list)
-        and len(cast("list[object]", colour)) == 3
-        and all(type(c) is int and 0 <= c <= 255 for c in cast("list[object]", colour))
-    )
-    if not is_colour:
-        raise DataError(
-            f"The colour of class {name!r} is {colour!r}; it must be [red, green, blue], each a "
-            f"whole number from 0 to 255 ({path})."
-        )
-    red, green, blue = cast("list[int]", colour)
-    return name, (red, green, blue)
-
-
-def _read_ignore_index(table: dict[str, Any], num_classes: int, path: Path) -> int:
-    ignore_index = table.get("ignore_index", 255)
-    # 0 and 1 are the values of a sigmoid mask, whatever the number of classes.
-    lowest = max(num_classes, 2)
-    if type(ignore_index) is not int or not lowest <= ignore_index <= 255:
-        raise DataError(
-            f"`ignore_index` is {ignore_index!r}; it must be a whole number from {lowest} to 255, "
-            f"since lower ones are ids of the {num_classes} classes or mask values ({path})."
-        )
-    return ignore_index
-
-
-def _check_keys(table: dict[str, Any], known: set[str], where: str, path: Path) -> None:
-    unknown = sorted(set(table) - known)
-    if unknown:
-        raise DataError(
-            f"{where}unknown key {', '.join(f'`{k}`' for k in unknown)} ({path}). "
-            f"Known: {', '.join(f'`{k}`' for k in sorted(known))}."
-        )
+_MASK_NAMES: dict[MaskKind, str] = {
+    "index": "ids in PNGs",
+    "colours": "colours of classes.toml",
+    "binary": "0 and 255",
+    "folders": "a folder a class, 0 and 1",
+    "stack": "a plane a class",
+    "labelme": "LabelMe files",
+    "coco": "a COCO file",
+    "polygons": "Ultralytics' polygons",
+}
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -136,34 +122,32 @@ def list_images(folder: Path) -> list[Path]:
     Raises:
         DataError: No such folder, or no image in it.
     """
-    return _list_files(folder, IMAGE_SUFFIXES)
+    return list_files(folder, IMAGE_SUFFIXES)
 
 
-def _list_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    kinds = ", ".join(suffixes)
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as error:
-        raise DataError(
-            f"The folder {folder} cannot be read: {error.strerror}. "
-            f"Put the {kinds} files there; docs/data-folder.md shows the folder."
-        ) from None
-    # Names with a leading dot are files that macOS leaves beside each copied one.
-    files = [
-        e
-        for e in entries
-        if e.suffix.lower() in suffixes and not e.name.startswith(".") and e.is_file()
-    ]
-    if not files:
-        raise DataError(
-            f"The folder {folder} holds no {kinds} files. Put them directly into it, not into "
-            f"folders below it."
-        )
-    return files
+def images_of(root: Path, data: DataConfig) -> list[Path]:
+    """All images of a data folder, or of a folder of images, whether they have labels or not.
+
+    Raises:
+        DataError: No image, or the folders of several layouts.
+    """
+    match detect_layout(root, data):
+        case "voc":
+            return list_images(root / (data.images or "JPEGImages"))
+        case "cityscapes":
+            images, _ = cityscapes_folders(root, data)
+            return sorted(images.glob("*/*/*_leftImg8bit.png")) or list_images(images)
+        case "ultralytics":
+            images = root / (data.images or "images")
+            splits = [images / s for s in ("train", "val") if (images / s).is_dir()]
+            return [path for folder in splits or [images] for path in list_images(folder)]
+        case "anysize":
+            images = root / (data.images or "images")
+            return list_images(images if images.is_dir() or data.images else root)
 
 
 def find_samples(root: Path, classes: Classes, kind: LabelKind) -> list[Sample]:
-    """Finds the pairs of image and mask in a data folder, sorted by stem.
+    """Finds the pairs of image and mask in `images/` and `masks/`, sorted by stem.
 
     Reads headers only, so labels are not checked here; `decode_mask` does.
 
@@ -176,132 +160,489 @@ def find_samples(root: Path, classes: Classes, kind: LabelKind) -> list[Sample]:
         DataError: A folder is missing or empty, an image or mask lacks its partner, two files share
             a stem, a header cannot be read, or a mask has another size than its image.
     """
-    mask_folders = _mask_folders(root, classes, kind)
-    faults = _stray_class_folders(root, classes) if kind == "sigmoid" else []
-    images = _by_stem(list_images(root / "images"), faults)
-    masks = [_by_stem(_list_files(folder, (".png",)), faults) for folder in mask_folders]
-    for folder, found in zip(mask_folders, masks, strict=True):
-        faults += [
-            f"image {image} has no mask {folder / stem}.png"
-            for stem, image in images.items()
-            if stem not in found
-        ]
-        faults += [
-            f"mask {mask} has no image {root / 'images' / stem}.*"
-            for stem, mask in found.items()
-            if stem not in images
-        ]
-    if faults:
-        raise DataError(_listing(f"{root} does not pair up", faults) + f"\n{_ADD_OR_REMOVE}")
-
-    stems = sorted(images)
-    sizes = fingerprint([images[stem] for stem in stems])
-    samples = [
-        Sample(stem=stem, image=images[stem], masks=tuple(m[stem] for m in masks), size=size)
-        for stem, size in zip(stems, sizes, strict=True)
-    ]
-    faults = [fault for sample in samples for fault in _mask_header_faults(sample)]
-    if faults:
-        raise DataError(_listing(f"Masks in {root / 'masks'} do not hold", faults))
+    folders = _mask_folders(root, root / "masks", classes, kind)
+    pairs = scan_flat(root / "images", folders, (".png",))
+    if kind == "sigmoid":
+        pairs.faults[:0] = _stray_class_folders(root, root / "masks", classes)
+    samples, _, faults = _samples(pairs, Encoding())
+    _raise_first_stage(root, root / "masks", faults, len(pairs.pairs))
     return samples
 
 
-def _mask_folders(root: Path, classes: Classes, kind: LabelKind) -> list[Path]:
+def read_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
+    """Reads a data folder of any layout and encoding; see `scan_folder`.
+
+    Raises:
+        DataError: As `scan_folder`; also if anything is wrong with a file, by its name or header:
+            all faults of the first stage that has any.
+    """
+    folder = scan_folder(root, data, kind)
+    _raise_first_stage(root, folder.labels, folder.faults, folder.num_pairs)
+    return folder
+
+
+def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
+    """Finds images and labels in a folder, and how they are stored; collects what is wrong.
+
+    Reads headers, texts of classes, a COCO file, and up to eight masks if `data.masks` is "auto".
+
+    Args:
+        root: The data folder.
+        data: Says what is not to be detected.
+        kind: What labels are to become.
+
+    Raises:
+        DataError: There is nothing to be scanned, the classes are not known, or the files can be
+            read in two ways; the message says which setting decides.
+    """
+    if not root.is_dir():
+        raise DataError(f"No such data folder: {root}. Set data.root to where the images are.")
+    layout = detect_layout(root, data)
+    if data.masks not in ("auto", *LAYOUT_MASKS[layout]):
+        raise DataError(
+            f'`data.masks` is "{data.masks}", but {root} is read as data.layout "{layout}", whose '
+            f"masks are {' or '.join(LAYOUT_MASKS[layout])}. Set one or the other right."
+        )
+    match layout:
+        case "voc":
+            reading = _read_voc(root, data, kind)
+        case "cityscapes":
+            reading = _read_cityscapes(root, data, kind)
+        case "ultralytics":
+            reading = _read_ultralytics(root, data, kind)
+        case "anysize":
+            reading = _read_own(root, data, kind)
+    pairs, classes, encoding = reading.pairs, reading.classes, reading.encoding
+    _check_fits(root, encoding.kind, classes, kind)
+    samples, refused, faults = _samples(pairs, encoding)
+    notes = list(pairs.notes)
+    shapes = encoding.kind in {"labelme", "coco", "polygons"}
+    if shapes and kind == "softmax" and background_id(classes) is None:
+        notes.append("Pixels in no shape are ignored, since no class is called background.")
+    where = _LAYOUT_NAMES[layout]
+    if layout == "anysize":
+        apart = reading.images != root
+        where = f"{reading.images.relative_to(root)}/" if apart else "beside their labels"
+    told = reading.because or "as data.masks says"
+    key, setting = "data.layout", data.layout
+    if len(LAYOUT_MASKS[layout]) > 1:
+        key, setting = "data.masks", data.masks
+    return Folder(
+        root=root,
+        layout=layout,
+        classes=classes,
+        kind=kind,
+        samples=samples,
+        refused=refused,
+        masks=encoding.kind,
+        faults=tuple(faults),
+        listed=pairs.listed,
+        labels=reading.labels,
+        num_pairs=len(pairs.pairs),
+        description=(
+            f"{root}: {len(samples)} images ({where}); masks: {_MASK_NAMES[encoding.kind]} "
+            f"({told}); {len(classes.names)} classes ({reading.named_by})."
+            + (f" Set {key} to say otherwise." if setting == "auto" else "")
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _check_fits(root: Path, masks: MaskKind, classes: Classes, kind: LabelKind) -> None:
     if kind == "softmax":
-        if len(classes.names) < 2:
+        _check_several(root, classes)
+        if masks in {"folders", "stack"}:
             raise DataError(
-                f"{root / 'classes.toml'} names {len(classes.names)} class; softmax chooses "
-                f"between at least 2. Add the background as a class, or set loss.kind to sigmoid."
+                f"The masks of {root} hold a plane a class, which is for any number of classes a "
+                f'pixel. Set loss.kind to "sigmoid".'
             )
-        return [root / "masks"]
+        if masks == "binary" and len(classes.names) != 2:
+            raise DataError(
+                f"Masks of 0 and 255 tell two classes apart, but {root} has "
+                f"{len(classes.names)}. Name the background and the class, in this order."
+            )
+    elif masks in {"index", "colours"} and len(classes.names) > 1:
+        raise DataError(
+            f"The masks of {root} hold one class a pixel, but loss.kind is sigmoid, which takes a "
+            f'mask a class. Set loss.kind to "softmax", or give a folder a class.'
+        )
+
+
+def _check_several(root: Path, classes: Classes) -> None:
+    if len(classes.names) < 2:
+        raise DataError(
+            f"{root / 'classes.toml'} names {len(classes.names)} class; softmax chooses "
+            f"between at least 2. Add the background as a class, or set loss.kind to sigmoid."
+        )
+
+
+# Headers
+
+
+def _samples(pairs: Pairs, encoding: Encoding) -> tuple[list[Sample], list[Sample], list[Fault]]:
+    """The pairs whose headers hold, those whose do not, and what is wrong with the folder."""
+    faults = list(pairs.faults)
+    samples: list[Sample] = []
+    refused: list[Sample] = []
+    encodings: dict[Path | None, Encoding] = {}
+    sizes = read_sizes([pair.image for pair in pairs.pairs])
+    for pair, size in zip(pairs.pairs, sizes, strict=True):
+        if isinstance(size, DataError):
+            faults.append(Fault(kind="unreadable", path=pair.image, message=str(size)))
+            continue
+        sample = Sample(
+            stem=pair.stem,
+            image=pair.image,
+            masks=pair.masks,
+            size=size,
+            encoding=encodings.setdefault(pair.file, dataclasses.replace(encoding, file=pair.file)),
+            annotations=pair.annotations,
+        )
+        own = _header_faults(sample, pair)
+        faults += own
+        (refused if own else samples).append(sample)
+    return samples, refused, faults
+
+
+def _header_faults(sample: Sample, pair: Pair) -> list[Fault]:
+    encoding, faults = sample.encoding, list[Fault]()
+    claimed = pair.claimed
+    if encoding.file is not None and claimed is not None and claimed != sample.size:
+        what = f"the image that {encoding.file} was drawn over"
+        error = size_fault(what, sample.image, claimed, sample.image, sample.size)
+        faults.append(error.fault)
+    if encoding.kind in {"labelme", "coco", "polygons"}:
+        return faults
+    for path in sample.masks:
+        try:
+            if path.suffix.lower() in STACK_SUFFIXES:
+                if path.suffix.lower() != ".npy":
+                    check_size(path, read_size(path), sample)
+                continue
+            read = read_png_header if encoding.kind == "colours" else read_mask_header
+            check_size(path, read(path).size, sample)
+        except FaultError as error:
+            faults.append(error.fault)
+        except DataError as error:
+            faults.append(Fault(kind="unreadable", path=path, message=str(error)))
+    return faults
+
+
+def _raise_first_stage(root: Path, labels: Path, faults: Sequence[Fault], num_pairs: int) -> None:
+    unpaired = [f.message for f in faults if f.kind in {"unpaired", "same_stem", "stray"}]
+    if unpaired:
+        raise DataError(listing(f"{root} does not pair up", unpaired) + f"\n{_ADD_OR_REMOVE}")
+    images = [
+        DataError(f.message)
+        for f in faults
+        if f.kind == "unreadable"
+        and f.path.suffix.lower() in IMAGE_SUFFIXES
+        and not f.path.is_relative_to(labels)
+    ]
+    if images:
+        raise unreadable(images, num_pairs)
+    if faults:
+        messages = [f.message for f in faults]
+        raise DataError(listing(f"Masks in {labels} do not hold", messages))
+
+
+# Our own layout
+
+
+def _read_own(root: Path, data: DataConfig, kind: LabelKind) -> _Reading:
+    images = root / data.images if data.images else root / "images"
+    if not data.images and not images.is_dir() and labelme_files(root):
+        images = root
+    labels = root / (data.labels or "masks")
+    toml = root / "classes.toml"
+    classes = read_classes(toml) if toml.is_file() else None
+    container = None
+    if data.masks == "auto":
+        container = find_container(root, images, labels, data, classes, kind)
+    if data.masks == "coco" or container == "coco":
+        return _read_own_coco(root, data, kind, classes, told=container is None)
+    if data.masks == "labelme" or container == "labelme":
+        return _read_labelme(root, images, labels, data, kind, classes)
+    classes = classes or read_classes(toml)
+    if data.masks != "auto":
+        _check_fits(root, data.masks, classes, kind)
+    folders = [labels]
+    suffixes: tuple[str, ...] = (".png",)
+    if container == "stack" or data.masks == "stack" or _binary_stack(labels, data):
+        suffixes = STACK_SUFFIXES
+    elif len(classes.names) > 1 or any((labels / name).is_dir() for name in classes.names):
+        folders = _mask_folders(root, labels, classes, kind)
+    pairs = scan_flat(images, folders, suffixes)
+    in_folders = folders != [labels]
+    if in_folders:
+        pairs.faults[:0] = _stray_class_folders(root, labels, classes)
+    detected = Detected(cast("MaskKind", data.masks), "")
+    if container == "stack":
+        detected = Detected("stack", "by the files in it")
+    elif data.masks == "auto":
+        masks = [m for pair in pairs.pairs for m in pair.masks]
+        detected = detect_pngs(root, masks, classes, kind, in_folders=in_folders)
+    return _Reading(
+        images=images,
+        labels=labels,
+        pairs=pairs,
+        classes=classes,
+        named_by="classes.toml",
+        encoding=Encoding(kind=detected.kind, labels=kind),
+        because=detected.because,
+    )
+
+
+def _binary_stack(labels: Path, data: DataConfig) -> bool:
+    if data.masks != "binary" or not labels.is_dir():
+        return False
+    return any(p.suffix.lower() in STACK_SUFFIXES for p in labels.iterdir())
+
+
+def _mask_folders(root: Path, labels: Path, classes: Classes, kind: LabelKind) -> list[Path]:
+    if kind == "softmax":
+        _check_several(root, classes)
+        return [labels]
     for name in classes.names:
         if name in {".", ".."} or "/" in name or "\\" in name:
             raise DataError(
                 f"The class {name!r} cannot name a folder of sigmoid masks "
                 f"({root / 'classes.toml'}). Rename it."
             )
-    return [root / "masks" / name for name in classes.names]
+    return [labels / name for name in classes.names]
 
 
-def _stray_class_folders(root: Path, classes: Classes) -> list[str]:
-    folder = root / "masks"
-    if not folder.is_dir():
+def _stray_class_folders(root: Path, labels: Path, classes: Classes) -> list[Fault]:
+    if not labels.is_dir():
         return []
     return [
-        f"folder {entry} is not a class of {root / 'classes.toml'}"
-        for entry in sorted(folder.iterdir())
+        Fault(
+            kind="stray",
+            path=entry,
+            message=f"folder {entry} is not a class of {root / 'classes.toml'}",
+        )
+        for entry in sorted(labels.iterdir())
         if entry.is_dir() and not entry.name.startswith(".") and entry.name not in classes.names
     ]
 
 
-def _by_stem(paths: Sequence[Path], faults: list[str]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for path in paths:
-        if path.stem in found:
-            faults.append(f"{found[path.stem]} and {path} have the same stem")
-        found[path.stem] = path
-    return found
-
-
-def _mask_header_faults(sample: Sample) -> list[str]:
-    faults: list[str] = []
-    for path in sample.masks:
-        try:
-            header = _read_mask_header(path)
-        except DataError as error:
-            faults.append(str(error))
-            continue
-        if header.size != sample.size:
-            faults.append(_size_fault(path, header.size, sample))
-    return faults
-
-
-def _size_fault(mask: Path, size: Size, sample: Sample) -> str:
-    return (
-        f"mask {mask} is {size}, but image {sample.image} is {sample.size} once its EXIF "
-        f"orientation is applied. Make them the same size."
+def _read_labelme(
+    root: Path,
+    images: Path,
+    labels: Path,
+    data: DataConfig,
+    kind: LabelKind,
+    classes: Classes | None,
+) -> _Reading:
+    """LabelMe files in a folder of their own, or beside the images as LabelMe writes them."""
+    if not data.labels and not labelme_files(labels):
+        labels = images
+    pairs = scan_flat(images, [labels], (".json",))
+    named_by = "classes.toml"
+    if classes is None:
+        names = next(
+            (f / n for f in (root, root.parent) for n in _NAME_LISTS if (f / n).is_file()), None
+        )
+        if names is None:
+            raise _unnamed(root, [pair.masks[0] for pair in pairs.pairs], kind)
+        classes, named_by = read_names(names), names.name
+    return _Reading(
+        images=images,
+        labels=labels,
+        pairs=pairs,
+        classes=classes,
+        named_by=named_by,
+        encoding=Encoding(kind="labelme", labels=kind),
+        because="detected by their content" if data.masks == "auto" else "",
     )
 
 
-def _listing(what: str, faults: Sequence[str]) -> str:
-    lines = [f"{what}; {len(faults)} {'fault' if len(faults) == 1 else 'faults'}:"]
-    lines += faults[:MOST_LISTED]
-    if len(faults) > MOST_LISTED:
-        lines.append(f"and {len(faults) - MOST_LISTED} more")
-    return "\n  ".join(lines)
+_NAME_LISTS = ("labels.txt", "class_names.txt")
+
+
+def _unnamed(root: Path, files: Sequence[Path], kind: LabelKind) -> DataError:
+    """The error of labels without a list of classes, with one that can be copied."""
+    counts: Counter[str] = Counter()
+    for path in files:
+        try:
+            counts.update(str(e.get("label")) for e in labelme_entries(read_json(path)))
+        except (FaultError, ValueError):
+            continue
+    names = sorted(n for n in counts if n.lower() not in BACKGROUND_NAMES and n != IGNORE_NAME)
+    if not names:
+        return DataError(f"No LabelMe file in {root} has a shape. Outline objects first.")
+    if kind == "softmax":
+        names.insert(0, "_background_")
+    listed = ", ".join(f"{n} ({counts[n]} shapes)" for n in names if n in counts)
+    return DataError(
+        f"{root} has no list of classes. Its LabelMe files name {listed}. Write {root}/labels.txt, "
+        f"a name a line in the order of the ids:\n" + "\n".join(names)
+    )
+
+
+def _read_own_coco(
+    root: Path, data: DataConfig, kind: LabelKind, classes: Classes | None, *, told: bool
+) -> _Reading:
+    if data.train.endswith(".json"):
+        paths = [root / data.train, root / data.val]
+    elif data.labels:
+        paths = [root / data.labels]
+    else:
+        paths = coco_files(root)
+        splits = [[p for p in paths if part in p.stem] for part in ("train", "val")]
+        if len(paths) == 2 and all(len(found) == 1 for found in splits):
+            paths = [found[0] for found in splits]
+        elif len(paths) != 1:
+            names = ", ".join(str(p.relative_to(root)) for p in paths) or "none"
+            raise DataError(
+                f"{root} must hold one COCO file, or one of train and one of val; it holds "
+                f"{names}. Set data.labels to the one, or data.train and data.val to the two."
+            )
+    files = [read_coco(path) for path in paths]
+    named_by = "classes.toml"
+    if classes is None:
+        named_by = paths[0].name
+        names = [n for n in files[0].categories.values() if n != IGNORE_NAME]
+        classes = named_classes(names, str(paths[0]))
+        classes = with_background(classes) if kind == "softmax" else classes
+    pairs = scan_coco(root, data, files)
+    if files[0].categories != files[-1].categories:
+        raise DataError(
+            f"{paths[0]} and {paths[-1]} have different categories. Give both the same list."
+        )
+    encoding = Encoding(kind="coco", labels=kind, categories=files[0].categories)
+    return _Reading(
+        images=root,
+        labels=paths[0],
+        pairs=pairs,
+        classes=classes,
+        named_by=named_by,
+        encoding=encoding,
+        because="" if told else "detected by its content",
+    )
+
+
+# Layouts of others
+
+
+def _read_voc(root: Path, data: DataConfig, kind: LabelKind) -> _Reading:
+    pairs = scan_voc(root, data)
+    toml = root / "classes.toml"
+    lists = [root / name for name in _NAME_LISTS if (root / name).is_file()]
+    if toml.is_file():
+        classes, named_by = read_classes(toml), toml.name
+    elif lists:
+        classes, named_by = read_names(lists[0]), lists[0].name
+    else:
+        classes, named_by = voc_classes(), "those of Pascal VOC"
+    detected = Detected(cast("MaskKind", data.masks), "")
+    if data.masks == "auto":
+        masks = [pair.masks[0] for pair in pairs.pairs]
+        detected = detect_pngs(root, masks, classes, kind, in_folders=False)
+    return _Reading(
+        images=root,
+        labels=pairs.pairs[0].masks[0].parent if pairs.pairs else root,
+        pairs=pairs,
+        classes=classes,
+        named_by=named_by,
+        encoding=Encoding(kind=detected.kind, labels=kind),
+        because=detected.because,
+    )
+
+
+def _read_cityscapes(root: Path, data: DataConfig, kind: LabelKind) -> _Reading:
+    name = cityscapes_masks(root, data)
+    pairs = scan_cityscapes(root, data, name)
+    toml = root / "classes.toml"
+    classes, lookup = cityscapes_classes(), cityscapes_lookup(name, 255)
+    if toml.is_file():
+        classes, lookup = read_classes(toml), ()
+    return _Reading(
+        images=root,
+        labels=root / (data.labels or "gtFine"),
+        pairs=pairs,
+        classes=classes,
+        named_by=toml.name if toml.is_file() else "the 19 of Cityscapes",
+        encoding=Encoding(kind="index", labels=kind, lookup=lookup),
+        because=f"*_{name}.png",
+    )
+
+
+def _read_ultralytics(root: Path, data: DataConfig, kind: LabelKind) -> _Reading:
+    pairs = scan_ultralytics(root, data)
+    toml = root / "classes.toml"
+    listed = ultralytics_names(root)
+    if toml.is_file():
+        classes, named_by = read_classes(toml), toml.name
+    elif listed is not None:
+        named_by = listed[1].name
+        classes = with_background(listed[0]) if kind == "softmax" else listed[0]
+    else:
+        raise DataError(
+            f"{root} has no data.yaml, which names the classes. Add it, or write classes.toml."
+        )
+    # Without a YAML file, a class's number is its place among the classes but the background.
+    names = (
+        listed[0].names
+        if listed
+        else [n for n in classes.names if n.lower() not in BACKGROUND_NAMES]
+    )
+    return _Reading(
+        images=root,
+        labels=root / (data.labels or "labels"),
+        pairs=pairs,
+        classes=classes,
+        named_by=named_by,
+        encoding=Encoding(kind="polygons", labels=kind, categories=dict(enumerate(names))),
+        because="labels/*.txt",
+    )
+
+
+# Splits
 
 
 def split_samples(
-    samples: Sequence[Sample], config: DataConfig, root: Path, *, seed: int
+    samples: Sequence[Sample],
+    config: DataConfig,
+    root: Path,
+    *,
+    seed: int,
+    listed: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> tuple[list[Sample], list[Sample]]:
     """Splits samples for training and evaluation.
 
     With `config.train` and `config.val`: by these lists, in their order; samples in neither list
-    are left out. Without: `config.val_fraction` of the sorted stems, at least one, is drawn for
-    evaluation; it depends on the seed and the stems only.
+    are left out. Without: as the layout lists them. Without that: `config.val_fraction` of the
+    sorted stems, at least one, is drawn for evaluation; it depends on the seed and the stems only.
 
     Args:
-        samples: Of `find_samples`.
+        samples: Of `find_samples` or a `Folder`.
         config: `[data]` of the run.
         root: The data folder, which the lists' paths are relative to.
         seed: Of the drawn split.
+        listed: `Folder.listed`.
 
     Raises:
         DataError: A list cannot be read, is empty, repeats a stem or names one that is not there;
             a stem is in both lists; there are too few samples to draw from.
     """
     by_stem = {sample.stem: sample for sample in samples}
-    if config.train:
+    if config.train and not config.train.endswith(".json"):
         train = _read_list(root / config.train, by_stem)
         val = _read_list(root / config.val, by_stem)
-        shared = sorted(set(train) & set(val))
-        if shared:
-            what = f"{root / config.train} and {root / config.val} share stems"
-            raise DataError(
-                _listing(what, shared) + "\nTake them out of one list, or scores flatter the net."
-            )
+        lists = f"{root / config.train} and {root / config.val}"
+    elif listed is not None:
+        train, val = ([stem for stem in part if stem in by_stem] for part in listed)
+        lists = f"The lists of {root}"
     else:
         train, val = _draw_split(sorted(by_stem), config.val_fraction, root, seed)
+        lists = ""
+    shared = sorted(set(train) & set(val))
+    if shared:
+        raise DataError(
+            listing(f"{lists} share stems", shared)
+            + "\nTake them out of one list, or scores flatter the net."
+        )
     return [by_stem[stem] for stem in train], [by_stem[stem] for stem in val]
 
 
@@ -317,12 +658,12 @@ def _read_list(path: Path, by_stem: dict[str, Sample]) -> list[str]:
     missing = [stem for stem in stems if stem not in by_stem]
     if missing:
         raise DataError(
-            _listing(f"{path} names stems that no image has", missing)
+            listing(f"{path} names stems that no image has", missing)
             + "\nA stem is the file's name without its folder and suffix."
         )
     twice = [stem for stem, count in Counter(stems).items() if count > 1]
     if twice:
-        raise DataError(_listing(f"{path} repeats stems", twice) + "\nName each once.")
+        raise DataError(listing(f"{path} repeats stems", twice) + "\nName each once.")
     return stems
 
 
@@ -342,153 +683,49 @@ def _draw_split(
     return [s for s in stems if s not in val], [s for s in stems if s in val]
 
 
-def label_kind(sample: Sample, classes: Classes) -> LabelKind:
-    """Whether a sample has one mask ("softmax") or a mask a class ("sigmoid").
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A data folder as it was found.
 
-    A single class is always "sigmoid": `find_samples` refuses softmax over one class.
+    Attributes:
+        root: The folder.
+        layout: How it is laid out.
+        masks: How labels are stored.
+        kind: What they become.
+        classes: Of `classes.toml`, or of the layout.
+        samples: The images whose headers and labels' headers hold, sorted by stem.
+        refused: Those whose image can be read, but whose labels do not hold by their headers.
+        faults: What is wrong with the folder, the refused, and images that cannot be read.
+        listed: Stems of the layout's own split into training and evaluation.
+        labels: Folder or file of the labels.
+        num_pairs: Images that have labels, with those whose headers do not hold.
+        description: What was found and how it was told, in a line.
+        notes: What else a person should know, a sentence each.
     """
-    return "sigmoid" if len(sample.masks) == len(classes.names) else "softmax"
 
-
-def decode_image(path: Path) -> NDArray[np.uint8]:
-    """Decodes an image to RGB `[h, w, 3]`, upright by its EXIF orientation.
-
-    Grey, palette and CMYK become RGB; alpha is dropped, so what is stored beneath it counts; of
-    several frames the first is taken; colour profiles are not applied.
-
-    Raises:
-        DataError: Not a readable image of `IMAGE_FORMATS`, truncated, more than 8 bits a channel,
-            or larger than Pillow's guard against decompression bombs allows.
-    """
-    with _opened(path, IMAGE_FORMATS) as image:
-        if image.mode not in EIGHT_BIT_MODES:
-            raise DataError(
-                f"{path} has Pillow's mode {image.mode!r}, which is not 8 bits a channel. "
-                f"Convert it to 8-bit grey or RGB, scaled as you see fit."
-            )
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode == "P":
-            # By way of RGBA: a palette with transparency warns otherwise.
-            upright = upright.convert("RGBA")
-        return np.array(upright.convert("RGB"))
-
-
-def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
-    """Decodes a sample's labels.
-
-    Returns:
-        softmax: `[h, w]`, class ids and `ignore_index`.
-        sigmoid: `[k, h, w]`, 0, 1 and `ignore_index`, in the order of the classes.
-
-    Raises:
-        DataError: Not a readable index PNG, of another size than the image, or with values that are
-            neither labels nor `ignore_index`; these are listed with their pixel counts.
-    """
-    kind = label_kind(sample, classes)
-    num_values = 2 if kind == "sigmoid" else len(classes.names)
-    planes = [_decode_mask_file(path, sample) for path in sample.masks]
-    for path, plane in zip(sample.masks, planes, strict=True):
-        _check_values(plane, num_values, classes.ignore_index, path)
-    return np.stack(planes) if kind == "sigmoid" else planes[0]
-
-
-def _decode_mask_file(path: Path, sample: Sample) -> NDArray[np.uint8]:
-    header = _read_mask_header(path)
-    with _opened(path, ("PNG",)) as image:
-        plane = np.array(image).astype(np.uint8, copy=False)
-    if header.is_grey and header.bit_depth in {2, 4}:
-        # Pillow stretches 2 and 4 bits of grey to 0..255; PNG optimisers store small ids that way.
-        plane //= 255 // (2**header.bit_depth - 1)
-    size = Size(*plane.shape)
-    if size != sample.size:
-        raise DataError(_size_fault(path, size, sample))
-    return plane
-
-
-def _check_values(plane: NDArray[np.uint8], num_values: int, ignore_index: int, path: Path) -> None:
-    if plane.max() < num_values:
-        return
-    counts = np.bincount(plane.ravel(), minlength=256)
-    wrong = [v for v in range(num_values, 256) if v != ignore_index and counts[v]]
-    if wrong:
-        listed = ", ".join(f"{v} ({counts[v]} pixels)" for v in wrong[:MOST_LISTED])
-        more = f" and {len(wrong) - MOST_LISTED} more" if len(wrong) > MOST_LISTED else ""
-        raise DataError(
-            f"{path} holds values that are not labels: {listed}{more}. Labels are 0 to "
-            f"{num_values - 1}, and {ignore_index} for pixels to ignore (classes.toml). "
-            f"Correct the mask or the classes."
-        )
-
-
-def _read_mask_header(path: Path) -> _MaskHeader:
-    try:
-        with path.open("rb") as file:
-            head = file.read(26)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    if len(head) < 26 or not head.startswith(b"\x89PNG\r\n\x1a\n") or head[12:16] != b"IHDR":
-        raise DataError(f"{path} is not a PNG. Masks must be index PNGs.")
-    width, height, bit_depth, colour_type = struct.unpack(">IIBB", head[16:26])
-    if colour_type not in {0, 3} or bit_depth > 8:
-        colour = _PNG_COLOUR_TYPES.get(colour_type, f"unknown ({colour_type})")
-        raise DataError(
-            f"{path} is a PNG of colour type {colour} with {bit_depth} bits. A mask must be an "
-            f"index PNG: grey or palette, at most 8 bits, whose values are labels."
-        )
-    return _MaskHeader(Size(height, width), bit_depth, colour_type == 0)
-
-
-@contextmanager
-def _opened(path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
-    """An open image; what its decoder raises inside the block becomes a DataError."""
-    try:
-        with Image.open(path, formats=formats) as image:
-            limit = Image.MAX_IMAGE_PIXELS
-            if limit is not None and image.width * image.height > limit:
-                raise Image.DecompressionBombError(
-                    f"{image.width * image.height} pixels are more than the {limit} that Pillow "
-                    f"takes for harmless; cut it into tiles"
-                )
-            yield image
-    except DECODER_ERRORS as error:
-        raise DataError(
-            f"{path} cannot be decoded: {error}. Replace it, or remove it with its partner."
-        ) from error
+    root: Path
+    layout: FolderLayout
+    masks: MaskKind
+    kind: LabelKind
+    classes: Classes
+    samples: list[Sample]
+    refused: list[Sample]
+    faults: tuple[Fault, ...]
+    listed: tuple[list[str], list[str]] | None
+    labels: Path
+    num_pairs: int
+    description: str
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Classes:
-    """The classes of a data folder.
+class _Reading:
+    """What one layout makes of a folder."""
 
-    Attributes:
-        names: By class id.
-        colours: (red, green, blue) of each class in pictures.
-        ignore_index: The mask value of pixels that neither train nor count.
-    """
-
-    names: tuple[str, ...]
-    colours: tuple[tuple[int, int, int], ...]
-    ignore_index: int = 255
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """An image and its labels, on disk.
-
-    Attributes:
-        stem: File name without suffix, the same of image and masks.
-        image: The image file.
-        masks: One index mask, or a mask for each class in the order of the classes.
-        size: Of the image with its EXIF orientation applied, and of the masks.
-    """
-
-    stem: str
-    image: Path
-    masks: tuple[Path, ...]
-    size: Size
-
-
-class _MaskHeader(NamedTuple):
-    size: Size
-    bit_depth: int
-    is_grey: bool
+    images: Path
+    labels: Path
+    pairs: Pairs
+    classes: Classes
+    named_by: str
+    encoding: Encoding
+    because: str

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
 from anysize.config import AugmentConfig
+from anysize.data.images import Pixels
 from anysize.geometry import Rect, Size
 
 
@@ -69,8 +70,8 @@ def no_augmentation(size: Size) -> Draw:
 
 
 def apply_draw(
-    draw: Draw, image: NDArray[np.uint8], mask: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    draw: Draw, image: Pixels, mask: NDArray[np.uint8]
+) -> tuple[Pixels, NDArray[np.uint8]]:
     """Does the same to image and mask.
 
     The image is scaled bilinearly, with an antialiasing filter where it shrinks. Each mask pixel
@@ -78,7 +79,7 @@ def apply_draw(
 
     Args:
         draw: For an image of this size.
-        image: RGB, `[h, w, 3]`.
+        image: `[h, w, c]`; 16 bits stay 16 bits.
         mask: `[h, w]` or `[k, h, w]`.
 
     Returns:
@@ -86,8 +87,51 @@ def apply_draw(
     """
     height, width = image.shape[:2]
     rect = draw.crop or Rect(0, 0, 0, *draw.scaled)
-    picture = Image.fromarray(image)
-    if draw.scaled != (height, width):
+    rows = _nearest(draw.scaled.height, height)[rect.top : rect.top + rect.height]
+    columns = _nearest(draw.scaled.width, width)[rect.left : rect.left + rect.width]
+    if draw.mirror:
+        columns = columns[::-1]
+    drawn = _drawn_rgb if image.dtype == np.uint8 and image.shape[-1] == 3 else _drawn_bands
+    return drawn(draw, rect, image), mask[..., rows[:, None], columns]
+
+
+def _drawn_rgb(draw: Draw, rect: Rect, image: Pixels) -> Pixels:
+    picture = _resized(Image.fromarray(image), draw, rect)
+    for enhance, factor in (
+        (ImageEnhance.Brightness, draw.brightness),
+        (ImageEnhance.Contrast, draw.contrast),
+        (ImageEnhance.Color, draw.saturation),
+    ):
+        if factor != 1:
+            picture = enhance(picture).enhance(factor)
+    return np.array(picture)
+
+
+def _drawn_bands(draw: Draw, rect: Rect, image: Pixels) -> Pixels:
+    """The same for images that Pillow has no mode for: a band at a time, in floating point.
+
+    Contrast is about the mean grey of the image, as Pillow's; grey is the luminance of RGB, and the
+    mean of the bands of anything else, whose saturation is left alone.
+    """
+    bands = [
+        np.asarray(_resized(Image.fromarray(image[..., i].astype(np.float32)), draw, rect))
+        for i in range(image.shape[-1])
+    ]
+    values = np.stack(bands, axis=-1)
+    white = np.iinfo(image.dtype).max
+    if draw.brightness != 1:
+        values = (values * np.float32(draw.brightness)).clip(0, white)
+    if draw.contrast != 1:
+        mean = _grey(values).mean()
+        values = (mean + (values - mean) * np.float32(draw.contrast)).clip(0, white)
+    if draw.saturation != 1 and image.shape[-1] == 3:
+        grey = _grey(values)[..., None]
+        values = (grey + (values - grey) * np.float32(draw.saturation)).clip(0, white)
+    return np.rint(values).astype(image.dtype)
+
+
+def _resized(picture: Image.Image, draw: Draw, rect: Rect) -> Image.Image:
+    if draw.scaled != (picture.height, picture.width):
         picture = picture.resize((draw.scaled.width, draw.scaled.height), Image.Resampling.BILINEAR)
     if draw.crop:
         picture = picture.crop(
@@ -95,11 +139,13 @@ def apply_draw(
         )
     if draw.mirror:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    rows = _nearest(draw.scaled.height, height)[rect.top : rect.top + rect.height]
-    columns = _nearest(draw.scaled.width, width)[rect.left : rect.left + rect.width]
-    if draw.mirror:
-        columns = columns[::-1]
-    return np.array(_coloured(picture, draw)), mask[..., rows[:, None], columns]
+    return picture
+
+
+def _grey(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    if values.shape[-1] != 3:
+        return values.mean(axis=-1)
+    return values @ np.array([0.299, 0.587, 0.114], np.float32)  # Source: ITU-R BT.601.
 
 
 def _scaled(size: Size, factor: float) -> Size:
@@ -115,17 +161,6 @@ def _cropped(size: Size, crop: tuple[int, ...]) -> Size:
 def _nearest(scaled: int, extent: int) -> NDArray[np.intp]:
     """The source pixel beneath the centre of each scaled pixel; integers, so no rounding."""
     return (2 * np.arange(scaled) + 1) * extent // (2 * scaled)
-
-
-def _coloured(picture: Image.Image, draw: Draw) -> Image.Image:
-    for enhance, factor in (
-        (ImageEnhance.Brightness, draw.brightness),
-        (ImageEnhance.Contrast, draw.contrast),
-        (ImageEnhance.Color, draw.saturation),
-    ):
-        if factor != 1:
-            picture = enhance(picture).enhance(factor)
-    return picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

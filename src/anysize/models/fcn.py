@@ -1,6 +1,6 @@
 """The pixel labeller: a ResNet v1 body and a transposed convolution that doubles its resolution.
 
-Takes `[n, 3, h, w]` pixels on a canvas; gives `[n, k, 2 * ch, 2 * cw]` logits, `ch` and `cw` being
+Takes `[n, c, h, w]` pixels on a canvas; gives `[n, k, 2 * ch, 2 * cw]` logits, `ch` and `cw` being
 the canvas's cells at `output_stride`: stride 8 for a body of stride 16.
 
 Source: Long et al., "Fully Convolutional Networks" (2015), with the head of pose-tensorflow:
@@ -66,7 +66,7 @@ class FCN(nn.Module):
         """Logits on the head's grid.
 
         Args:
-            pixels: `[n, 3, h, w]`, normalised, zero outside the images; `h` and `w` multiples of 4.
+            pixels: `[n, c, h, w]`, normalised, zero outside the images; `h` and `w` multiples of 4.
             layout: Of the images on the canvas.
 
         Returns:
@@ -94,6 +94,7 @@ def build_model(
             body = functools.partial(ResNetV1, config.units)
     built = body(
         geometry=config.geometry,
+        num_channels=config.num_channels,
         base_depth=config.base_depth,
         stride_position=config.stride_position,
         dilation_rule=config.dilation_rule,

@@ -1,6 +1,6 @@
 """ResNet v1 bodies with a chosen output stride, as TF-Slim builds them.
 
-Takes `[n, 3, h, w]` pixels on a canvas and the layout of the images on it; gives `[n, 32 * base
+Takes `[n, c, h, w]` pixels on a canvas and the layout of the images on it; gives `[n, 32 * base
 depth, h / output_stride, w / output_stride]`, zero outside the images.
 
 The paper's net: a 7x7/2 convolution, a 3x3/2 max-pool, then four blocks of bottleneck units (1x1,
@@ -150,6 +150,7 @@ class ResNetV1(nn.Module):
         units: tuple[int, ...],
         *,
         geometry: NetGeometry,
+        num_channels: int = 3,
         base_depth: int = 64,
         stride_position: StridePosition = "last_3x3",
         dilation_rule: DilationRule = "new",
@@ -162,7 +163,13 @@ class ResNetV1(nn.Module):
         self.geometry = geometry
         self.activation_checkpointing = activation_checkpointing
         self.conv1 = ConvNorm(
-            3, base_depth, 7, stride=2, norm=norm, norm_decay=norm_decay, generator=generator
+            num_channels,
+            base_depth,
+            7,
+            stride=2,
+            norm=norm,
+            norm_decay=norm_decay,
+            generator=generator,
         )
         num_in = base_depth
         self.units = nn.ModuleDict()
@@ -184,7 +191,7 @@ class ResNetV1(nn.Module):
         """Runs the body on a canvas.
 
         Args:
-            pixels: `[n, 3, h, w]`, normalised, zero outside the images; `h` and `w` multiples of 4.
+            pixels: `[n, c, h, w]`, normalised, zero outside the images; `h` and `w` multiples of 4.
             layout: Of the images on the canvas.
 
         Returns:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from anysize.errors import DataError
 from anysize.geometry import Size
@@ -29,6 +30,9 @@ DECODER_ERRORS = (
 )
 """What Pillow raises on damaged files; found by feeding it damaged files."""
 
+MAX_VALUES_A_PIXEL = 64
+"""Most bands of a TIFF; a header may claim 65535."""
+
 NUM_THREADS = 4
 MAX_NAMED = 10
 """Unreadable files that an error names; further ones are counted."""
@@ -37,6 +41,7 @@ _PNG_EXIF_TEXT = b"Raw profile type exif"
 """Start of the text chunk in which ImageMagick keeps EXIF data."""
 
 _ORIENTATION = 0x0112
+_WIDTH, _HEIGHT = 0x0100, 0x0101
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap height and width. Source: TIFF 6.0, tag 274."""
 
@@ -48,17 +53,70 @@ def read_size(path: Path) -> Size:
         DataError: The file is missing, is not an image, or its header is damaged.
     """
     try:
-        with Image.open(path, formats=IMAGE_FORMATS) as image:
-            width, height = image.size
-            turned = _may_be_turned(image.format, path) and (
-                image.getexif().get(_ORIENTATION) in _TURNED
-            )
+        tiff = read_tiff_header(path)
+        if tiff is not None:
+            size = tiff_size(tiff)
+        else:
+            with Image.open(path, formats=IMAGE_FORMATS) as image:
+                width, height = image.size
+                turned = _may_be_turned(image.format, path) and (
+                    image.getexif().get(_ORIENTATION) in _TURNED
+                )
+            size = Size(width, height) if turned else Size(height, width)
+        check_not_a_bomb(size)
     except FileNotFoundError:
         raise DataError(f"No such image: {path}. Restore it, or take it off the list.") from None
     except DECODER_ERRORS as error:
         raise DataError(
             f"{path} cannot be read as an image: {_one_line(error)}. Replace or remove it."
         ) from None
+    return size
+
+
+def check_not_a_bomb(size: Size) -> None:
+    """Holds a header's size against what Pillow takes for harmless, before anything is decoded.
+
+    Raises:
+        DecompressionBombError: It has more pixels.
+    """
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and size.pixels > limit:
+        raise Image.DecompressionBombError(
+            f"{size.pixels} pixels are more than the {limit} that Pillow takes for harmless; cut "
+            f"it into tiles"
+        )
+
+
+def read_tiff_header(path: Path) -> ImageFileDirectory_v2 | None:
+    """The tags of a TIFF's first image; None for a file that is no TIFF.
+
+    Pillow opens TIFFs of one to four bands only, so those of more are read by their tags.
+
+    Raises:
+        DECODER_ERRORS: The header is damaged.
+    """
+    with path.open("rb") as file:
+        head = file.read(8)
+        if head[:4] not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+            return None
+        if b"+" in head[:4]:  # BigTIFF
+            head += file.read(8)
+        tags = ImageFileDirectory_v2(head)
+        file.seek(tags.next)
+        tags.load(file)
+    return tags
+
+
+def tiff_size(tags: ImageFileDirectory_v2) -> Size:
+    """The size of a TIFF as it is seen.
+
+    Raises:
+        ValueError: The tags hold no size.
+    """
+    width, height = tags.get(_WIDTH), tags.get(_HEIGHT)
+    if type(width) is not int or type(height) is not int or width < 1 or height < 1:
+        raise ValueError(f"a TIFF of {width} by {height} pixels")
+    turned = tags.get(_ORIENTATION) in _TURNED
     return Size(width, height) if turned else Size(height, width)
 
 
@@ -69,22 +127,30 @@ def fingerprint(paths: Sequence[Path]) -> list[Size]:
         DataError: Some files cannot be read; all of them were tried, and the message says how many
             failed and names the first ten.
     """
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        results = list(pool.map(_size_or_error, paths))
+    results = read_sizes(paths)
     errors = [r for r in results if isinstance(r, DataError)]
-    if len(errors) == 1:
-        raise errors[0]
     if errors:
-        named = "".join(f"\n  {e}" for e in errors[:MAX_NAMED])
-        more = f"\n  and {len(errors) - MAX_NAMED} more." if len(errors) > MAX_NAMED else ""
-        raise DataError(f"{len(errors)} of {len(paths)} images cannot be read:{named}{more}")
+        raise unreadable(errors, len(paths))
     return [r for r in results if isinstance(r, Size)]
+
+
+def read_sizes(paths: Sequence[Path]) -> list[Size | DataError]:
+    """Reads the sizes of many images; in the place of one that cannot be read is what is wrong."""
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(_size_or_error, paths))
+
+
+def unreadable(errors: Sequence[DataError], num_images: int) -> DataError:
+    """One error for the images that cannot be read."""
+    if len(errors) == 1:
+        return errors[0]
+    named = "".join(f"\n  {e}" for e in errors[:MAX_NAMED])
+    more = f"\n  and {len(errors) - MAX_NAMED} more." if len(errors) > MAX_NAMED else ""
+    return DataError(f"{len(errors)} of {num_images} images cannot be read:{named}{more}")
 
 
 def _may_be_turned(image_format: str | None, path: Path) -> bool:
     """Whether to ask for the orientation, which for PNGs may decode the whole image."""
-    if image_format == "TIFF":
-        return False  # Pillow turns TIFFs, and their size, by itself.
     if image_format != "PNG":
         return True
     with path.open("rb") as file:

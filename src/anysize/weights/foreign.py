@@ -50,6 +50,6 @@ def model_config(units: tuple[int, ...], base_depth: int, **rules: str) -> Model
         base_depth: Channels of the stem.
         rules: `pool_padding`, `stride_position` and `dilation_rule`.
     """
-    depths = {u: depth for depth, u in UNITS.items()}
+    depths: dict[tuple[int, ...], int] = {u: depth for depth, u in UNITS.items()}
     shape = {"depth": depths[units]} if units in depths else {"units": units}
     return ModelConfig(**shape, base_depth=base_depth, **rules)  # pyright: ignore[reportArgumentType]

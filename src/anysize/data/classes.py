@@ -1,0 +1,256 @@
+"""The classes of a data folder: `classes.toml`, lists of names, and those that conventions fix."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from anysize.errors import DataError
+
+BACKGROUND_NAMES = ("background", "_background_", "__background__")
+"""Names of the class of pixels that lie in no shape. Source: Pascal VOC; LabelMe's examples."""
+
+IGNORE_NAME = "__ignore__"
+"""LabelMe's name for what neither trains nor counts. Source: its examples' labels.txt."""
+
+VOC_NAMES = (
+    "background",
+    "aeroplane",
+    "bicycle",
+    "bird",
+    "boat",
+    "bottle",
+    "bus",
+    "car",
+    "cat",
+    "chair",
+    "cow",
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
+    "tvmonitor",
+)
+"""Source: the Pascal VOC development kit, `VOCinit`."""
+
+CITYSCAPES: dict[str, tuple[int, tuple[int, int, int]]] = {
+    "road": (7, (128, 64, 128)),
+    "sidewalk": (8, (244, 35, 232)),
+    "building": (11, (70, 70, 70)),
+    "wall": (12, (102, 102, 156)),
+    "fence": (13, (190, 153, 153)),
+    "pole": (17, (153, 153, 153)),
+    "traffic light": (19, (250, 170, 30)),
+    "traffic sign": (20, (220, 220, 0)),
+    "vegetation": (21, (107, 142, 35)),
+    "terrain": (22, (152, 251, 152)),
+    "sky": (23, (70, 130, 180)),
+    "person": (24, (220, 20, 60)),
+    "rider": (25, (255, 0, 0)),
+    "car": (26, (0, 0, 142)),
+    "truck": (27, (0, 0, 70)),
+    "bus": (28, (0, 60, 100)),
+    "train": (31, (0, 80, 100)),
+    "motorcycle": (32, (0, 0, 230)),
+    "bicycle": (33, (119, 11, 32)),
+}
+"""The 19 classes that are evaluated, in the order of their train ids: id and colour of each.
+Source: cityscapesScripts `helpers/labels.py`."""
+
+MAX_NAMES = 254
+"""Classes that a mask of 8 bits can hold beside `ignore_index`."""
+
+MAX_LIST_BYTES = 1 << 20
+
+
+def cityscapes_classes() -> Classes:
+    """The 19 classes of Cityscapes."""
+    return Classes(
+        names=tuple(CITYSCAPES), colours=tuple(colour for _, colour in CITYSCAPES.values())
+    )
+
+
+def voc_classes() -> Classes:
+    """The 21 classes of Pascal VOC; the border's colour is ignored."""
+    named = named_classes(VOC_NAMES, "Pascal VOC")
+    return Classes(names=named.names, colours=named.colours, ignore_colours=((224, 224, 192),))
+
+
+def named_classes(names: Sequence[str], source: str) -> Classes:
+    """Classes of which only the names are known; their colours are those of Pascal VOC by id.
+
+    Raises:
+        DataError: No name, an empty one, one given twice, or more than a mask can hold.
+    """
+    if not names or len(names) > MAX_NAMES or not all(n.strip() for n in names):
+        raise DataError(
+            f"{source} names {len(names)} classes; there must be 1 to {MAX_NAMES}, none empty. "
+            f"Correct it, or write classes.toml."
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{source} names classes twice: {', '.join(twice[:10])}. Correct it, or write "
+            f"classes.toml."
+        )
+    return Classes(names=tuple(names), colours=tuple(_voc_colour(i) for i in range(len(names))))
+
+
+def _voc_colour(index: int) -> tuple[int, int, int]:
+    """Spreads the bits of an id over the three channels, highest bit first. Source: VOCcolormap."""
+    rgb = [0, 0, 0]
+    for bit in range(8):
+        for channel in range(3):
+            rgb[channel] |= (index >> (3 * bit + channel) & 1) << (7 - bit)
+    return rgb[0], rgb[1], rgb[2]
+
+
+def read_names(path: Path) -> Classes:
+    """Reads a list of class names, a line each, as LabelMe has it; `__ignore__` is passed over.
+
+    Raises:
+        DataError: It cannot be read, or the names do not hold.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            lines = file.read(MAX_LIST_BYTES).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"The list {path} cannot be read: {error}.") from None
+    names = [line.strip() for line in lines if line.strip()]
+    return named_classes([n for n in names if n != IGNORE_NAME], str(path))
+
+
+def with_background(classes: Classes) -> Classes:
+    """Puts a background before classes that have none, for softmax over shapes."""
+    if background_id(classes) is not None:
+        return classes
+    return named_classes(("background", *classes.names), "the list of classes")
+
+
+def background_id(classes: Classes) -> int | None:
+    """The class of pixels that lie in no shape; None where no class is called so."""
+    return next((i for i, n in enumerate(classes.names) if n.lower() in BACKGROUND_NAMES), None)
+
+
+def read_classes(path: Path) -> Classes:
+    """Reads `classes.toml`: `ignore_index`, `ignore_colours` and a `[[class]]` table a class.
+
+    Raises:
+        DataError: No such file, not TOML, an unknown or missing key, a value of the wrong type or
+            range, or a name or colour given twice.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(
+            f"No such file: {path}. Write it; docs/data-folder.md has one to start from."
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DataError(f"{path} cannot be read as TOML: {error}.") from None
+    _check_keys(table, {"ignore_index", "ignore_colours", "class"}, "", path)
+    entries = table.get("class")
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{path} names no classes. Add a [[class]] table for each.")
+    names: list[str] = []
+    colours: list[tuple[int, int, int]] = []
+    for number, entry in enumerate(cast("list[object]", entries)):
+        name, colour = _read_class(entry, number, path)
+        names.append(name)
+        colours.append(colour)
+    ignored = _read_ignore_colours(table, path)
+    for what, values in (("name", names), ("colour", [*colours, *ignored])):
+        twice = [str(v) for v, count in Counter[object](values).items() if count > 1]
+        if twice:
+            raise DataError(
+                f"{path} gives the same {what} to several classes: {', '.join(twice)}. "
+                f"Each class needs its own."
+            )
+    return Classes(
+        names=tuple(names),
+        colours=tuple(colours),
+        ignore_index=_read_ignore_index(table, len(names), path),
+        ignore_colours=ignored,
+    )
+
+
+def _read_class(entry: object, number: int, path: Path) -> tuple[str, tuple[int, int, int]]:
+    if not isinstance(entry, dict):
+        raise DataError(f"Class {number} is {entry!r}; it must be a [[class]] table ({path}).")
+    table = cast("dict[str, Any]", entry)
+    _check_keys(table, {"name", "colour"}, f"class {number}: ", path)
+    name = table.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise DataError(f"The name of class {number} is {name!r}; it must be a text ({path}).")
+    return name, _read_colour(table.get("colour"), f"The colour of class {name!r}", path)
+
+
+def _read_colour(colour: object, what: str, path: Path) -> tuple[int, int, int]:
+    is_colour = (
+        isinstance(colour, list)
+        and len(cast("list[object]", colour)) == 3
+        and all(type(c) is int and 0 <= c <= 255 for c in cast("list[object]", colour))
+    )
+    if not is_colour:
+        raise DataError(
+            f"{what} is {colour!r}; it must be [red, green, blue], each a whole number from 0 to "
+            f"255 ({path})."
+        )
+    red, green, blue = cast("list[int]", colour)
+    return red, green, blue
+
+
+def _read_ignore_colours(table: dict[str, Any], path: Path) -> tuple[tuple[int, int, int], ...]:
+    entries = table.get("ignore_colours", [])
+    if not isinstance(entries, list):
+        raise DataError(f"`ignore_colours` is {entries!r}; it must be a list of colours ({path}).")
+    return tuple(
+        _read_colour(entry, "An entry of `ignore_colours`", path)
+        for entry in cast("list[object]", entries)
+    )
+
+
+def _read_ignore_index(table: dict[str, Any], num_classes: int, path: Path) -> int:
+    ignore_index = table.get("ignore_index", 255)
+    # 0 and 1 are the values of a sigmoid mask, whatever the number of classes.
+    lowest = max(num_classes, 2)
+    if type(ignore_index) is not int or not lowest <= ignore_index <= 255:
+        raise DataError(
+            f"`ignore_index` is {ignore_index!r}; it must be a whole number from {lowest} to 255, "
+            f"since lower ones are ids of the {num_classes} classes or mask values ({path})."
+        )
+    return ignore_index
+
+
+def _check_keys(table: dict[str, Any], known: set[str], where: str, path: Path) -> None:
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise DataError(
+            f"{where}unknown key {', '.join(f'`{k}`' for k in unknown)} ({path}). "
+            f"Known: {', '.join(f'`{k}`' for k in sorted(known))}."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """The classes of a data folder.
+
+    Attributes:
+        names: By class id.
+        colours: (red, green, blue) of each class, in pictures and in masks of colours.
+        ignore_index: The mask value of pixels that neither train nor count.
+        ignore_colours: Their colours in masks of colours.
+    """
+
+    names: tuple[str, ...]
+    colours: tuple[tuple[int, int, int], ...]
+    ignore_index: int = 255
+    ignore_colours: tuple[tuple[int, int, int], ...] = ()

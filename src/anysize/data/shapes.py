@@ -1,0 +1,150 @@
+"""Draws shapes as labels: outlines by Pillow, bitmaps as they are, one over the other.
+
+Counts, sizes and coordinates are held against the image before anything is made for them, since a
+few bytes of text can ask for any amount of memory or time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from anysize.data.classes import Classes, background_id
+from anysize.geometry import Size
+
+LabelKind = Literal["softmax", "sigmoid"]
+
+MAX_SHAPES = 100_000
+"""Shapes of one image; COCO's fullest image has 93, an aerial photograph some thousands."""
+
+MAX_EDGE_ROWS = 200_000_000
+"""Edges of a polygon times the rows that it covers: what Pillow looks at to fill it."""
+
+
+def paint(
+    shapes: Sequence[Outline | Bitmap], size: Size, classes: Classes, kind: LabelKind
+) -> NDArray[np.uint8]:
+    """Draws shapes in their order, so that of two that overlap the later one is seen.
+
+    Pixels in no shape are of the class called background; where no class is, they are ignored.
+
+    Returns:
+        softmax: `[h, w]` of class ids and `ignore_index`. sigmoid: `[k, h, w]` of 0, 1 and
+        `ignore_index`; ignored where a shape says so and no shape of the class is.
+    """
+    if kind == "softmax":
+        outside = background_id(classes)
+        plane = _plane(size, classes.ignore_index if outside is None else outside)
+        for shape in shapes:
+            value = classes.ignore_index if shape.ignored else shape.class_id
+            assert value is not None
+            _draw(plane, shape, value)
+        return np.array(plane)
+    drawn = np.zeros((len(classes.names), *size), np.uint8)
+    for class_id in range(len(classes.names)):
+        plane = _plane(size, 0)
+        # What is ignored first, so that a shape of the class is seen over it.
+        for shape in sorted(shapes, key=lambda s: not s.ignored):
+            if shape.class_id in (class_id, None):
+                _draw(plane, shape, classes.ignore_index if shape.ignored else 1)
+        drawn[class_id] = np.array(plane)
+    return drawn
+
+
+def _plane(size: Size, value: int) -> Image.Image:
+    return Image.new("L", (size.width, size.height), value)
+
+
+def _draw(plane: Image.Image, shape: Outline | Bitmap, value: int) -> None:
+    if isinstance(shape, Bitmap):
+        stencil = Image.fromarray(shape.inside.astype(np.uint8) * 255)
+        plane.paste(value, (shape.left, shape.top), stencil)
+        return
+    draw = ImageDraw.Draw(plane)
+    xy = [(float(x), float(y)) for x, y in shape.points]
+    match shape.form:
+        case "polygon":
+            draw.polygon(xy, fill=value, outline=value)
+        case "rectangle":
+            (x0, y0), (x1, y1) = xy
+            corners = (min(x0, x1), min(y0, y1)), (max(x0, x1), max(y0, y1))
+            draw.rectangle(corners, fill=value, outline=value)
+        case "circle":
+            (x, y), on_edge = xy
+            r = math.dist((x, y), on_edge)
+            draw.ellipse(((x - r, y - r), (x + r, y + r)), fill=value, outline=value)
+
+
+def check_points(points: NDArray[np.float64], size: Size) -> None:
+    """Holds the points `[n, 2]` of x and y against the image that they are drawn in.
+
+    Raises:
+        ValueError: One is not finite or lies further outside than the image is large, or there are
+            more than could be drawn in a second.
+    """
+    if not np.isfinite(points).all():
+        raise ValueError("a point is not finite")
+    extent = np.array([size.width, size.height])
+    if (points < -extent).any() or (points > 2 * extent).any():
+        raise ValueError(f"a point lies far outside the image of {size}")
+    rows = np.ptp(points[:, 1]) + 1
+    steps = np.abs(np.diff(points, axis=0, append=points[:1])).max(1, initial=0).sum()
+    if len(points) * rows > MAX_EDGE_ROWS or steps > 16 * size.pixels + 1_000_000:
+        raise ValueError(f"an outline of {len(points)} points, too many for an image of {size}")
+
+
+def check_total(num_pixels: int, size: Size) -> None:
+    """Holds the pixels of all bitmaps of an image against the image.
+
+    Raises:
+        ValueError: They would cover it many times.
+    """
+    if num_pixels > 256 * size.pixels + 1_000_000:
+        raise ValueError(f"its shapes have {num_pixels} pixels, too many for an image of {size}")
+
+
+def area(points: NDArray[np.float64]) -> float:
+    """Of the polygon with these corners `[n, 2]`: Gauss's shoelace."""
+    x, y = points[:, 0], points[:, 1]
+    return abs(float((x * np.roll(y, 1) - y * np.roll(x, 1)).sum())) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A shape by its corners.
+
+    Attributes:
+        class_id: None for a shape of all classes, which is then ignored.
+        ignored: Whether its pixels neither train nor count.
+        form: "polygon", "rectangle" by two opposite corners, or "circle" by its centre and a point
+            on it.
+        points: `[n, 2]` of x and y.
+    """
+
+    class_id: int | None
+    ignored: bool
+    form: Literal["polygon", "rectangle", "circle"]
+    points: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bitmap:
+    """A shape by its pixels.
+
+    Attributes:
+        class_id, ignored: See `Outline`.
+        top, left: Of `inside` in the image.
+        inside: bool `[h, w]`.
+    """
+
+    class_id: int | None
+    ignored: bool
+    top: int
+    left: int
+    inside: NDArray[np.bool_]

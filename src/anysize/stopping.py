@@ -1,0 +1,67 @@
+"""Ctrl-C and SIGTERM as a request, which a run heeds where it can stop without loss."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from anysize.errors import StoppedByUserError
+
+
+class Stop:
+    """Whether the user asked to stop."""
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self.is_harmless = False
+
+    def heed(self, *_: int) -> None:
+        """Called between steps, and between the images of an evaluation.
+
+        Raises:
+            StoppedByUserError: The user asked to stop.
+        """
+        if self.is_requested:
+            raise StoppedByUserError("Stopped; a checkpoint was written. Go on with --resume.")
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """For work that may be broken off anywhere, such as packing the images of an epoch.
+
+        Raises:
+            StoppedByUserError: The user asked to stop, before or while it runs.
+        """
+        self.heed()
+        self.is_harmless = True
+        try:
+            yield
+        finally:
+            self.is_harmless = False
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Stop]:
+    """Turns the first Ctrl-C or SIGTERM into a request; a second one interrupts at once."""
+    stop = Stop()
+    before: dict[int, Any] = {}
+
+    def request(number: int, frame: FrameType | None) -> None:
+        stop.is_requested = True
+        for n, handler in before.items():
+            signal.signal(n, handler)
+        if stop.is_harmless:
+            stop.heed()
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, request)
+    except ValueError:  # Not in the main thread: signals are the caller's business.
+        before.clear()
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

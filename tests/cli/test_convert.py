@@ -1,0 +1,103 @@
+"""A foreign checkpoint's way: converted, trained from, evaluated, predicted, exported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from anysize.checkpoint import read_weights_file
+
+ANYSIZE = str(Path(sys.executable).parent / "anysize")
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+RUN = """
+[data]
+root = "data"
+
+[plan]
+max_canvases = 2
+
+[train]
+weights = "body.safetensors"
+epochs = 1
+precision = "float32"
+"""
+
+
+def anysize(*arguments, cwd, code=0):
+    done = subprocess.run(
+        [ANYSIZE, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "options", "pool", "order"),
+    [
+        ("torchvision_resnet.pth", (), "torchvision", "RGB"),
+        ("slim_v1.ckpt", ("--head", "none"), "same", "RGB"),
+        ("caffe_narrow.caffemodel", ("--head", "none"), "caffe", "BGR"),
+    ],
+)
+def test_training_obeys_what_was_converted(workspace, checkpoint, options, pool, order):
+    said = anysize(
+        "convert", GOLDEN / checkpoint, "-o", "body.safetensors", *options, cwd=workspace
+    )
+    assert "Wrote body.safetensors: a body" in said
+    body = read_weights_file(workspace / "body.safetensors")
+    (workspace / "run.toml").write_text(RUN)
+    assert "Started from" in anysize("train", "run.toml", cwd=workspace)
+    trained = read_weights_file(workspace / "run" / "weights.safetensors")
+    assert trained.config.pool_padding == pool
+    assert trained.config.stride_position == body.config.stride_position
+    assert trained.config.dilation_rule == body.config.dilation_rule
+    assert trained.config.units == body.config.units
+    assert trained.pixels == body.pixels
+    assert trained.pixels.channel_order == order
+    assert f'pool_padding = "{pool}"' in (workspace / "run" / "run.toml").read_text()
+    assert json.loads((workspace / "run" / "plan.json").read_text())["geometry"] == {
+        "output_stride": 16,
+        "pool_padding": pool,
+    }
+
+
+def test_the_way_from_a_checkpoint_to_masks(workspace):
+    anysize(
+        *("convert", GOLDEN / "torchvision_resnet.pth", "-o", "body.safetensors"), cwd=workspace
+    )
+    (workspace / "run.toml").write_text(RUN)
+    anysize("train", "run.toml", cwd=workspace)
+    anysize("evaluate", "run", cwd=workspace)
+    anysize("predict", "run", "data/images/s03.png", "-o", "out", cwd=workspace)
+    image = np.asarray(Image.open(workspace / "data" / "images" / "s03.png"))
+    mask = np.asarray(Image.open(workspace / "out" / "masks" / "s03.png"))
+    assert mask.shape == image.shape[:2]
+    # What the run resolved is what it goes on with.
+    anysize("train", "run.toml", "--resume", "--set", "train.epochs=2", cwd=workspace)
+
+
+def test_a_head_of_slim_predicts_at_once(workspace):
+    (workspace / "parts.toml").write_text(
+        "".join(f'[[class]]\nname = "p{i}"\ncolour = [{i}, 9, 9]\n' for i in range(3))
+    )
+    anysize(
+        *("convert", GOLDEN / "slim_v1.ckpt", "-o", "fcn.safetensors"),
+        *("--loss", "sigmoid", "--classes", "parts.toml"),
+        cwd=workspace,
+    )
+    anysize("predict", "fcn.safetensors", "data/images/s01.png", "-o", "out", cwd=workspace)
+    masks = [
+        np.asarray(Image.open(workspace / "out/masks" / f"p{i}" / "s01.png")) for i in range(3)
+    ]
+    assert all(set(np.unique(mask)) <= {0, 1} for mask in masks)
+    said = anysize("convert", GOLDEN / "slim_v1.ckpt", "-o", "x.safetensors", cwd=workspace, code=2)
+    assert "--loss sigmoid" in said
+    assert not (workspace / "x.safetensors").exists()
+    said = anysize("predict", "fcn.safetensors", "gone.png", "-o", "out", cwd=workspace, code=2)
+    assert "gone.png" in said
