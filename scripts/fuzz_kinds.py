@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.data.files import write_png16, write_tiff
+
 from anysize.checkpoint import (
     Weights,
     load_latest_state,
@@ -21,8 +26,15 @@ from anysize.checkpoint import (
     save_state,
     save_weights,
 )
-from anysize.config import ModelConfig, OptimConfig, PixelConvention
-from anysize.data.samples import Classes, Sample, decode_image, decode_mask, read_classes
+from anysize.config import DataConfig, ModelConfig, OptimConfig, PixelConvention
+from anysize.data.samples import (
+    Classes,
+    Sample,
+    decode_image,
+    decode_mask,
+    read_classes,
+    read_folder,
+)
 from anysize.export_onnx import export
 from anysize.geometry import Canvas, NetGeometry, Size
 from anysize.models.fcn import FCN, build_model
@@ -229,6 +241,123 @@ def _onnx(folder: Path) -> Path:
     return folder / "model.onnx"
 
 
+def _png_16(folder: Path) -> Path:
+    write_png16(folder / "photo.png", _rng().integers(0, 65536, (*SIZE, 3), np.uint16))
+    return folder / "photo.png"
+
+
+def _tiff_16(folder: Path) -> Path:
+    array = _rng().integers(0, 65536, (*SIZE, 3), np.uint16)
+    write_tiff(folder / "photo.tif", array, photometric=2, compression=8)
+    return folder / "photo.tif"
+
+
+def _data_folder(folder: Path) -> tuple[Path, list[Path]]:
+    """Three images and classes; labels are the caller's."""
+    (folder / "images").mkdir()
+    images = [folder / "images" / f"{stem}.png" for stem in "abc"]
+    for image in images:
+        Image.fromarray(_rng().integers(0, 256, (*SIZE, 3), np.uint8)).save(image)
+    tables = [
+        f'[[class]]\nname = "{name}"\ncolour = {list(colour)}\n'
+        for name, colour in zip(CLASSES.names, CLASSES.colours, strict=True)
+    ]
+    (folder / "classes.toml").write_text("\n".join(tables))
+    return folder, images
+
+
+def _coloured(folder: Path) -> Path:
+    root, images = _data_folder(folder)
+    (root / "masks").mkdir()
+    palette = np.array(CLASSES.colours, np.uint8)
+    for image in images:
+        Image.fromarray(palette[_rng().integers(0, 3, SIZE)]).save(root / "masks" / image.name)
+    return root / "masks" / "a.png"
+
+
+def _stack(suffix: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        root, images = _data_folder(folder)
+        (root / "masks").mkdir()
+        for image in images:
+            planes = _rng().integers(0, 2, (3, *SIZE), np.uint8)
+            path = root / "masks" / f"{image.stem}{suffix}"
+            if suffix == ".npy":
+                np.save(path, planes)
+            else:
+                first, *others = [Image.fromarray(plane) for plane in planes]
+                first.save(path, save_all=True, append_images=others)
+        return root / "masks" / f"a{suffix}"
+
+    return make
+
+
+def _labelme(folder: Path) -> Path:
+    root, images = _data_folder(folder)
+    (root / "masks").mkdir()
+    for image in images:
+        shapes = [
+            {"label": "disc", "shape_type": "circle", "points": [[9, 9], [14, 9]]},
+            {"label": "stripe", "shape_type": "polygon", "points": [[0, 0], [5.5, 0], [5, 20]]},
+            {"label": "ground", "shape_type": "rectangle", "points": [[1, 1], [30, 20]]},
+        ]
+        table = {
+            "version": "5.0.1", "flags": {}, "shapes": shapes, "imagePath": image.name,
+            "imageData": None, "imageHeight": SIZE.height, "imageWidth": SIZE.width,
+        }  # fmt: skip
+        (root / "masks" / f"{image.stem}.json").write_text(json.dumps(table))
+    return root / "masks" / "a.json"
+
+
+def _coco(folder: Path) -> Path:
+    root, images = _data_folder(folder)
+    half = SIZE.pixels // 2
+    annotations = [
+        {"segmentation": [[1, 1, 20, 1, 20, 15]], "iscrowd": 0},
+        {"segmentation": {"counts": [half, SIZE.pixels - half], "size": list(SIZE)}, "iscrowd": 1},
+        {"segmentation": {"counts": "0c0c0c0", "size": list(SIZE)}, "iscrowd": 0},
+    ]
+    table = {
+        "images": [
+            {"id": i, "file_name": path.name, "height": SIZE.height, "width": SIZE.width}
+            for i, path in enumerate(images)
+        ],
+        "categories": [{"id": i, "name": name} for i, name in enumerate(CLASSES.names)],
+        "annotations": [
+            {"id": i, "image_id": i % 2, "category_id": i, "area": 9, "bbox": [0, 0, 9, 9], **more}
+            for i, more in enumerate(annotations[:2])
+        ],
+    }
+    (root / "annotations.json").write_text(json.dumps(table))
+    return root / "annotations.json"
+
+
+def _ultralytics(folder: Path) -> Path:
+    for split in ("train", "val"):
+        (folder / "images" / split).mkdir(parents=True)
+        (folder / "labels" / split).mkdir(parents=True)
+        image = folder / "images" / split / f"{split}1.png"
+        Image.fromarray(_rng().integers(0, 256, (*SIZE, 3), np.uint8)).save(image)
+        (folder / "labels" / split / f"{split}1.txt").write_text(
+            "0 0.1 0.1 0.9 0.1 0.5 0.8\n1 0.2 0.2 0.3 0.2 0.3 0.35 0.2 0.3\n"
+        )
+    (folder / "data.yaml").write_text(
+        "path: .\ntrain: images/train\nval: images/val\nnames:\n  0: disc\n  1: stripe\n"
+    )
+    return folder / "data.yaml"
+
+
+def _read_data(path: Path) -> object:
+    """As training does: the whole folder that the file is in."""
+    root = next(p for p in path.parents if (p / "images").is_dir())
+    kind = "sigmoid" if path.suffix in (".npy", ".tif") or root.name == "ultralytics" else "softmax"
+    folder = read_folder(root, DataConfig(root=str(root)), kind)
+    return [
+        (decode_image(sample.image), decode_mask(sample, folder.classes))
+        for sample in folder.samples
+    ]
+
+
 KINDS = (
     Kind("jpeg", _image("photo.jpg"), _read_image),
     Kind("png", _image("photo.png"), _read_image),
@@ -239,6 +368,14 @@ KINDS = (
     Kind("bmp", _image("photo.bmp"), _read_image),
     Kind("mask", _mask("mask.png", palette=False), _read_mask),
     Kind("mask-palette", _mask("mask.png", palette=True), _read_mask),
+    Kind("png-16", _png_16, _read_image),
+    Kind("tiff-16", _tiff_16, _read_image),
+    Kind("colours", _coloured, _read_data, named="colours"),
+    Kind("stack-tiff", _stack(".tif"), _read_data, named="stack-tiff"),
+    Kind("stack-npy", _stack(".npy"), _read_data, named="stack-npy"),
+    Kind("labelme", _labelme, _read_data, named="labelme"),
+    Kind("coco", _coco, _read_data, named="coco"),
+    Kind("ultralytics", _ultralytics, _read_data, named="ultralytics"),
     Kind("weights", _weights, lambda path: load_weights(path, CPU)),
     Kind("tf-v1", _golden("tf_v1_fcn.ckpt"), _convert_head),
     Kind(

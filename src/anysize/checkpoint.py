@@ -201,15 +201,32 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     weights = path.resolve().parent / config.train.weights
     metadata = _read_metadata(weights, WEIGHTS_FORMAT)
     file = _weights_file(weights, metadata, {})
-    net = dataclasses.asdict(file.config)
-    return load_config(
-        path,
-        overrides,
-        defaults={
-            "model": {key: net[key] for key in ("depth", "units", *OF_THE_BODY)},
-            "pixels": dataclasses.asdict(file.pixels),
-        },
-    )
+    return load_config(path, overrides, defaults=_left_open(file.config, file.pixels))
+
+
+def config_as_begun(path: Path, overrides: Sequence[str], began_with: Path) -> RunConfig:
+    """Reads a `run.toml` to resume a run; what it leaves open about the net is as it was.
+
+    So the weights that a run started from need not be there any more.
+
+    Args:
+        path: The TOML file.
+        overrides: As in `load_config`.
+        began_with: The run's own copy of its settings.
+
+    Raises:
+        ConfigError: As `load_config`, of either file.
+    """
+    before = load_config(began_with)
+    return load_config(path, overrides, defaults=_left_open(before.model, before.pixels))
+
+
+def _left_open(model: ModelConfig, pixels: PixelConvention) -> dict[str, dict[str, Any]]:
+    net = dataclasses.asdict(model)
+    return {
+        "model": {key: net[key] for key in ("depth", "units", *OF_THE_BODY)},
+        "pixels": dataclasses.asdict(pixels),
+    }
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

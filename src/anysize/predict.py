@@ -51,7 +51,7 @@ from anysize.geometry import (
     target_rect,
 )
 from anysize.models.fcn import FCN, upsample
-from anysize.world import Precision, computing
+from anysize.world import Precision, computing, is_out_of_memory
 
 DEFAULT_MAX_PIXELS = 4_194_304
 """2048 x 2048: ResNet-50 at output stride 16 with 21 classes takes 1.0 GB for it on a CPU."""
@@ -534,7 +534,9 @@ def _predict_each(
         except ShapeError as error:
             faults.append(f"{path}: {error}")
             continue
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             raise DeviceError(
                 f"The device's memory does not suffice for {path} with `max_pixels` {max_pixels}. "
                 "Use a smaller one, and the image runs in tiles."

@@ -28,6 +28,7 @@ from anysize.check import require_fit
 from anysize.checkpoint import (
     Weights,
     load_latest_state,
+    config_as_begun,
     load_run_config,
     save_state,
     save_weights,
@@ -231,8 +232,14 @@ def train(
         AnysizeError: Bad settings or data; what was done is checkpointed.
         StoppedByUserError: Ctrl-C or SIGTERM, after a checkpoint.
     """
-    config = with_whole_paths(load_run_config(config_path, overrides), config_path.resolve().parent)
-    run = _run_folder(Path(config.train.run), resume=resume)
+    base = config_path.resolve().parent
+    if resume:
+        run = _run_folder(base / load_config(config_path, overrides).train.run, resume=True)
+        config = config_as_begun(config_path, overrides, run / "run.toml")
+    else:
+        config = load_run_config(config_path, overrides)
+        run = _run_folder(base / config.train.run, resume=False)
+    config = with_whole_paths(config, base)
     job = prepare(config, run, resume=resume, agrees=agrees, console=console)
     run.mkdir(parents=True, exist_ok=True)
     with only_process_in(run):
@@ -290,7 +297,7 @@ def prepare(
     generator = torch.Generator().manual_seed(config.train.seed)
     model = build_model(config.model, len(classes.names), generator=generator)
     pixels = config.pixels
-    if config.train.weights:
+    if config.train.weights and not resume:
         pixels, taken = start_from(model, Path(config.train.weights), config.model, classes)
         console.print(taken)
         if config.pixels != pixels:

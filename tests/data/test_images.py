@@ -262,6 +262,29 @@ def test_all_eight_orientations(tmp_path, suffix, orientation):
     assert describe_image(path).orientation == orientation
 
 
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "I;16"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_plain_tiff_of_any_mode_stands_upright(tmp_path, mode, orientation):
+    """The modes that Pillow would map into memory where a TIFF is stored without compression."""
+    picture = Image.fromarray(values(1)[..., 0])
+    if mode != "I;16":
+        picture = Image.fromarray(values(3, np.uint8)).convert(mode)
+    for name, tags in (("plain", {}), ("turned", {0x0112: orientation})):
+        picture.save(tmp_path / f"{name}.tif", tiffinfo=tags)
+    stored = decode_image(tmp_path / "plain.tif")
+    upright = {  # Source: TIFF 6.0, tag 274
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.swapaxes(0, 1),
+        6: np.rot90(stored, -1),
+        7: stored[::-1, ::-1].swapaxes(0, 1),
+        8: np.rot90(stored),
+    }[orientation]
+    np.testing.assert_array_equal(decode_image(tmp_path / "turned.tif"), upright)
+
+
 def test_cmyk_with_and_without_adobes_mark(tmp_path):
     """Adobe stores ink inverted and says so in a mark; without it, ink is ink."""
     ink = np.zeros((16, 16, 4), np.uint8)

@@ -203,6 +203,7 @@ def test_a_stack_of_0_and_255(tmp_path, planes, suffix):
         (lambda p: p.write_bytes(b"no array"), "unreadable"),
         (lambda p: savez(p), "unreadable"),
         (lambda p: p.write_bytes(forged(1 << 40)), "unreadable"),
+        (lambda p: p.write_bytes(forged(1 << 80)), "unreadable"),
         (lambda p: None, "unreadable"),
     ],
 )

@@ -420,6 +420,9 @@ def opened(path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
     """An open image whose header claims no more pixels than are harmless; see `readable`."""
     with readable(path), Image.open(path, formats=formats) as image:
         check_not_a_bomb(Size(image.height, image.width))
+        # Without a name Pillow maps no file: it would map the rows of a TIFF that its orientation
+        # turns by a quarter at the length that they have afterwards.
+        image.filename = ""
         yield image
 
 

@@ -306,7 +306,7 @@ def _read_npy(path: Path, num_planes: int, sample: Sample) -> NDArray[np.uint8]:
     # Mapped, so that a header that claims too much is refused before anything is read.
     try:
         array = np.lib.format.open_memmap(path, mode="r")
-    except tokenize.TokenError as error:
+    except (tokenize.TokenError, OverflowError) as error:
         raise ValueError(f"its header is damaged: {error}") from None
     if array.dtype not in (np.bool_, np.uint8) or array.ndim != 3 or len(array) != num_planes:
         raise _wrong_stack(path, f"an array {list(array.shape)} of {array.dtype}", num_planes)
