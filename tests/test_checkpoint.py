@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from anysize.checkpoint import (
@@ -227,6 +228,19 @@ def test_a_forged_net_is_refused_before_it_is_built(tmp_path):
     save_weights(path, dataclasses.replace(saved, config=dataclasses.replace(CONFIG, units=(1,))))
     with pytest.raises(WeightsError, match="The metadata of .*`model.units` has 1 numbers"):
         load_weights(path, CPU)
+
+
+@pytest.mark.parametrize("key", ["model", "pixels", "classes", "kind"])
+def test_metadata_that_nest_without_end_are_refused_in_a_line(tmp_path, key):
+    path = tmp_path / "w.safetensors"
+    save_weights(path, weights_of(tiny()))
+    with safe_open(path, "pt") as file:
+        metadata = {**file.metadata(), key: "[" * 100_000}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata)
+    with pytest.raises(WeightsError, match=r"The metadata of .*w\.safetensors") as caught:
+        load_weights(path, CPU)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])

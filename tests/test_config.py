@@ -74,6 +74,8 @@ def test_what_is_written_is_read_back(tmp_path):
         ("[data]\nroot = 'd'\nval_fraction = 1.0", "between 0 and 1"),
         ("[data]\nroot = 'd'\ntrain = 'a.txt'", "go together"),
         ("[data", "cannot be read as TOML"),
+        pytest.param("x = " + "[" * 100_000, "cannot be read as TOML", id="nested without end"),
+        pytest.param("x = " + "1" * 5000, "cannot be read as TOML", id="a long number"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):
@@ -89,6 +91,8 @@ def test_a_wrong_override_is_refused(tmp_path):
         load_config(path, ["epochs=3"])
     with pytest.raises(ConfigError, match=r"Unknown key `train\.epoch`"):
         load_config(path, ["train.epoch=3"])
+    with pytest.raises(ConfigError, match=r"`train\.epochs` is"):
+        load_config(path, ["train.epochs=" + "1" * 5000])
 
 
 def test_a_missing_file_says_what_to_do(tmp_path):

@@ -93,7 +93,7 @@ def test_a_folder_on_a_file_system_without_locks_is_used_without(tmp_path, monke
         pass
 
 
-EVENT = {"event": "train", "step": 3}
+EVENT = {"event": "resume", "step": 3}
 
 
 def test_an_event_is_written_whole_or_not_at_all(tmp_path):
@@ -102,7 +102,7 @@ def test_an_event_is_written_whole_or_not_at_all(tmp_path):
         "import resource, sys, pathlib\n"
         "from anysize.runlog import EventLog\n"
         "log = EventLog(pathlib.Path(sys.argv[1]))\n"
-        "log.write({'event': 'train', 'step': 3})\n"
+        "log.write({'event': 'resume', 'step': 3})\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60))\n"
         "try:\n    log.write({'event': 'x' * 90, 'step': 4})\n"
         "except OSError as error:\n    print(error.strerror, error.filename)\n"

@@ -416,7 +416,7 @@ def load_latest_state(folder: Path) -> State | None:
             )
         except WeightsError as error:
             damaged.append(str(error))
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
             damaged.append(f"The metadata of {path} does not hold: {error!r}.")
     if damaged:
         raise WeightsError(
@@ -438,8 +438,8 @@ def _weights_file(
         if kind is not None:
             classes = from_table(Classes, json.loads(metadata["classes"]), str(path))
         if kind not in ("softmax", "sigmoid", None):
-            raise ConfigError(f"the kind of loss is {kind!r}")
-    except (KeyError, ValueError, TypeError, ConfigError) as error:
+            raise ConfigError(f"the kind of loss is {kind[:80]!r}")
+    except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
         raise WeightsError(
             f"The metadata of {path} does not hold: {error}. Take another file, or write it again."
         ) from None

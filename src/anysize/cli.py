@@ -165,6 +165,12 @@ def _parser() -> argparse.ArgumentParser:
         "--head-relu", action="store_true", help="the head ends with a ReLU, as TF-Slim's default"
     )
     convert.add_argument(
+        "--output-stride",
+        type=int,
+        choices=(8, 16, 32),
+        help="that the head was trained at (default: the file's where it says one, else 16)",
+    )
+    convert.add_argument(
         "--mean", type=Path, metavar="F", help="mean image of a .caffemodel (.binaryproto)"
     )
 
@@ -461,12 +467,14 @@ def _convert(parsed: argparse.Namespace, console: Console) -> None:
         raise ConfigError(f"--out is {parsed.out}; a weights file ends with .safetensors.")
     if parsed.out.exists():
         raise ConfigError(f"{parsed.out} is there already. Remove it, or write to another name.")
+    _require_folder(parsed.out)
     file, foreign = convert(
         parsed.checkpoint,
         head=parsed.head,
         kind=parsed.loss,
         classes=read_classes(parsed.classes) if parsed.classes else None,
         head_relu=parsed.head_relu,
+        output_stride=parsed.output_stride,
         mean=parsed.mean,
     )
     console.print(describe(foreign), highlight=False)
@@ -474,7 +482,10 @@ def _convert(parsed: argparse.Namespace, console: Console) -> None:
     if file.classes is None:
         what = "a body; a head is trained by `train.weights` in a run.toml"
     else:
-        what = f"body and head, {len(file.classes.names)} classes, {file.kind}"
+        what = (
+            f"body and head, {len(file.classes.names)} classes, {file.kind}, output stride "
+            f"{file.config.output_stride}"
+        )
     console.print(f"Wrote {parsed.out}: {what}.", highlight=False)
 
 
@@ -540,6 +551,7 @@ def _export(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.checkpoint import read_weights_file
     from anysize.export_onnx import describe, export
 
+    _require_folder(parsed.out)
     source = read_weights_file(_weights_path(parsed.weights)).source
     weights = _weights(parsed.weights, "cpu")
     check = export(weights, parsed.out, output=parsed.output, source=source)
@@ -621,6 +633,11 @@ def _why(parsed: argparse.Namespace, console: Console) -> int:
     for path in reports.values():
         console.print(f"Wrote {path}.", highlight=False, markup=False)
     return watched.code
+
+
+def _require_folder(out: Path) -> None:
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: its folder is not there. Make it first.")
 
 
 def _weights(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Weights:

@@ -31,7 +31,7 @@ UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 
 class PixelConvention:
     """`[pixels]`: how an image becomes the net's input; saved inside every weights file.
 
-    A run that starts from weights takes theirs, and the section must then be left out.
+    A run that starts from weights takes theirs; all but `white` must then be left out.
 
     input = (channels in `channel_order`, scaled so that white is `max_value`, - `mean`) / `std`.
 
@@ -274,9 +274,9 @@ def load_config(
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"No such file: {path}. Write a run.toml; docs/how-to.md has one to start from."
+            f"No such file: {path}. Write a run.toml; docs/getting-started.md has one."
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}.") from None
     for override in overrides:
         _apply_override(table, override)
@@ -303,7 +303,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set takes section.key=value, got {override!r}.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     section = table.setdefault(parts[0], {})
     if not isinstance(section, dict):

@@ -9,6 +9,7 @@ lists the fields.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,12 @@ from typing import Any, cast
 
 from anysize.errors import DataError
 from anysize.files import append, write_atomic
+
+_NUMBERS = {
+    "train": ("loss", "elapsed_s", "valid_megapixels_per_s", "wait_s"),
+    "canvas": ("first_visit_s",),
+}
+_OF_SIGMOID = ("average_precision", "map")
 
 
 class EventLog:
@@ -68,9 +75,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         if event is not None:
             events.append(event)
         elif number < len(lines):
-            raise DataError(
-                f"Line {number} of {path} is not a JSON object with `event` and `step`. Remove it."
-            )
+            raise DataError(f"Line {number} of {path} is not a whole event of a run. Remove it.")
     return events
 
 
@@ -88,5 +93,24 @@ def _event(line: bytes) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         return None
     event = cast("dict[str, Any]", value)
-    fits = isinstance(event.get("event"), str) and type(event.get("step")) is int
-    return event if fits else None
+    if not isinstance(event.get("event"), str) or type(event.get("step")) is not int:
+        return None
+    return event if _is_whole(event) else None
+
+
+def _is_whole(event: dict[str, Any]) -> bool:
+    """Whether an event has what readers of its kind go by."""
+    if not all(_is_number(event.get(key)) for key in _NUMBERS.get(event["event"], ())):
+        return False
+    if event["event"] != "evaluate":
+        return event.get("elapsed_s", 1) > 0
+    by_class, mean = ("iou", "miou") if event.get("kind") == "softmax" else _OF_SIGMOID
+    scores = event.get(by_class)
+    return isinstance(scores, dict) and all(
+        score is None or _is_number(score)
+        for score in (event.get(mean, ""), *cast("dict[str, Any]", scores).values())
+    )
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(cast("float", value))

@@ -137,7 +137,8 @@ def train_step(
     Raises:
         DeviceError: Memory does not even hold an image alone; nothing was updated.
     """
-    statistics = [buffer.clone() for buffer in model.buffers()]
+    with stage("optimiser"):
+        statistics = [buffer.clone() for buffer in model.buffers()]
 
     def backward(batch: Batch) -> Tensor:
         with stage("transfer"):
@@ -300,10 +301,12 @@ def prepare(
     if config.train.weights and not resume:
         pixels, taken = start_from(model, Path(config.train.weights), config.model, classes)
         console.print(taken)
+        # White is the camera's, not the net's.
+        pixels = dataclasses.replace(pixels, white=config.pixels.white)
         if config.pixels != pixels:
             raise ConfigError(
                 f"[pixels] is {config.pixels}, but the weights in {config.train.weights} were "
-                f"trained with {pixels}. Leave [pixels] out."
+                f"trained with {pixels}. Leave [pixels] out, except for `white`."
             )
     model = model.to(device).train()
     if config.train.channels_last:

@@ -59,6 +59,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = str(error)
+    if said == "could not create a primitive":
+        # oneDNN found no room for its code. Words behind these say that it knows no such primitive.
+        return isinstance(error, RuntimeError)
     return isinstance(error, RuntimeError) and any(
         words in said
         for words in (

@@ -102,3 +102,44 @@ def test_a_head_of_slim_predicts_at_once(workspace):
     assert not (workspace / "x.safetensors").exists()
     said = anysize("predict", "fcn.safetensors", "gone.png", "-o", "out", cwd=workspace, code=2)
     assert "gone.png" in said
+
+
+def convert(checkpoint, out, *options, cwd, code=0):
+    return anysize("convert", GOLDEN / checkpoint, "-o", out, *options, cwd=cwd, code=code)
+
+
+def test_a_head_keeps_the_output_stride_that_it_was_trained_at(workspace):
+    softmax = ("--loss", "softmax")
+    for name, checkpoint, options, stride in (
+        ("caffe", "caffe_narrow.caffemodel", (), 32),  # saved without dilation
+        ("slim", "slim_v1.ckpt", (), 16),  # says nothing of it
+        ("slim8", "slim_v1.ckpt", ("--output-stride", 8), 8),
+    ):
+        out = f"{name}.safetensors"
+        said = convert(checkpoint, out, *softmax, *options, cwd=workspace)
+        assert f"output stride {stride}." in said
+        assert read_weights_file(workspace / out).config.output_stride == stride
+    said = convert(
+        *("torchvision_resnet.pth", "x.safetensors", "--output-stride", 8), cwd=workspace, code=2
+    )
+    assert "--output-stride" in said
+
+
+def test_a_head_that_is_not_there_and_a_folder_that_is_not_there_are_named(workspace):
+    body = "torchvision_resnet.pth"
+    said = convert(body, "x.safetensors", "--head", "upconv", cwd=workspace, code=2)
+    assert "no head 'upconv'" in said
+    assert not (workspace / "x.safetensors").exists()
+    said = convert(body, "gone/x.safetensors", cwd=workspace, code=2)
+    assert "gone/x.safetensors: its folder is not there" in said
+    assert not (workspace / "gone").exists()
+
+
+def test_white_may_be_set_beside_weights_since_it_is_the_camera_s(workspace):
+    convert("torchvision_resnet.pth", "body.safetensors", cwd=workspace)
+    (workspace / "run.toml").write_text(RUN)
+    anysize("train", "run.toml", "--set", "pixels.white=4095", cwd=workspace)
+    trained = read_weights_file(workspace / "run" / "weights.safetensors").pixels
+    assert (trained.white, trained.max_value) == (4095, 1.0)
+    order = ("--set", 'pixels.channel_order="BGR"', "--set", "train.run=run2")
+    assert "except for `white`" in anysize("train", "run.toml", *order, cwd=workspace, code=2)

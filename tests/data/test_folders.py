@@ -413,6 +413,18 @@ def test_images_of_a_coco_file_that_do_not_hold(root):
     assert [s.stem for s in folder.samples] == ["s0"]
 
 
+def test_annotations_of_no_image_are_counted(root):
+    names = [f"s{i}.png" for i in range(3)]
+    path = coco_file(root / "all.json", names)
+    before = scan_folder(root, config(), "softmax").notes
+    stray = {"id": 9, "image_id": 99, "category_id": 5, "segmentation": [BOX]}
+    table = json.loads(path.read_text())
+    coco_file(path, names, annotations=[*table["annotations"], stray, stray])
+    said = f"{path} has 2 annotations of images that it does not list; they are passed over."
+    assert said not in before
+    assert scan_folder(root, config(), "softmax").notes == (said, *before)
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -428,6 +440,14 @@ def test_images_of_a_coco_file_that_do_not_hold(root):
         ({"annotations": [{"image_id": []}]}, "unhashable"),
         ({"categories": [{"id": "a", "name": "b"}]}, "no whole number"),
         ({"images": []}, "names no images"),
+        (
+            {"images": [{"id": 1, "file_name": f"s{i}.png"} for i in range(2)]},
+            "several images have the id 1",
+        ),
+        (
+            {"categories": [{"id": 5, "name": name} for name in ("lake", "sea")]},
+            "several categories have the id 5",
+        ),
     ],
 )
 def test_coco_files_that_do_not_hold(root, more, says):

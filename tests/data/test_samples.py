@@ -89,6 +89,8 @@ def test_classes_are_read(tmp_path):
         ("ignore_index = 200", "ignore_index = 256", "from 2 to 255"),
         ("ignore_index = 200", "ignore_index = true", "`ignore_index` is True"),
         ("ignore_index = 200", "ignore_index = [", "cannot be read as TOML"),
+        pytest.param(CLASSES_TOML, "x = " + "[" * 100_000, "as TOML", id="nested without end"),
+        pytest.param(CLASSES_TOML, "x = " + "1" * 5000, "as TOML", id="a long number"),
         (CLASSES_TOML, "", "names no classes"),
         (CLASSES_TOML, "class = [1]", "Class 0 is 1"),
     ],

@@ -242,6 +242,7 @@ ERRORS = {
     "gpu": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
     "cpu": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
     "numpy": MemoryError("Unable to allocate"),
+    "onednn": RuntimeError("could not create a primitive"),
 }
 
 

@@ -90,3 +90,10 @@ def test_a_plan_must_suit_net_and_images():
         check_plan(PLAN, SIZES, geometry=NetGeometry(8), source="p.json")
     with pytest.raises(ShapeError, match=r"p.json: 1 image \(200x10"):
         check_plan(PLAN, [Size(200, 10)], geometry=NetGeometry(16), source="p.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000], ids=["nested", "long"])
+def test_json_that_python_refuses_names_the_file(tmp_path, text):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"plan\.json cannot be read as JSON"):
+        read_plan(tmp_path / "plan.json")

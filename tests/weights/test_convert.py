@@ -155,7 +155,7 @@ def test_a_head_can_be_left_out(checkpoint, monkeypatch):
 
 
 def test_options_for_a_head_are_refused_where_there_is_none(checkpoint):
-    with pytest.raises(WeightsError, match="nothing for --loss, --classes and --head-relu"):
+    with pytest.raises(WeightsError, match="nothing for --loss, --classes, --head-relu"):
         convert(checkpoint, kind="softmax")
     with pytest.raises(WeightsError, match="--mean goes with a .caffemodel"):
         convert(checkpoint, mean=checkpoint)

@@ -515,5 +515,5 @@ def test_a_missing_library_is_named_with_what_to_install(monkeypatch, module):
     tf_checkpoint._messages.cache_clear()
     tf_checkpoint._crc32c.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(WeightsError, match=r"pip install anysize\[tensorflow-checkpoint\]"):
+    with pytest.raises(WeightsError, match=r"pip install 'anysize\[tensorflow-checkpoint\]'"):
         read_tf_checkpoint(GOLDEN / "tf_v1_types.ckpt")

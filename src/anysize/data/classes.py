@@ -154,7 +154,7 @@ def read_classes(path: Path) -> Classes:
         raise DataError(
             f"No such file: {path}. Write it; docs/data-folder.md has one to start from."
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as TOML: {error}.") from None
     _check_keys(table, {"ignore_index", "ignore_colours", "class"}, "", path)
     entries = table.get("class")

@@ -6,6 +6,7 @@ scan; what does not pair up is a fault in its result.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -436,6 +437,8 @@ def read_coco(path: Path) -> CocoFile:
             if not isinstance(entry["id"], int | str):
                 raise ValueError(f"the id {entry['id']!r} of an image is no number")
             listed.append((name, size, entry["id"]))
+        _require_own_ids([image_id for _, _, image_id in listed], "images")
+        _require_own_ids([entry["id"] for entry in categories], "categories")
         names = {entry["id"]: entry["name"] for entry in categories}
         if not all(type(i) is int and isinstance(n, str) for i, n in names.items()):
             raise ValueError("a category has no whole number as id, or no name")
@@ -449,6 +452,13 @@ def read_coco(path: Path) -> CocoFile:
         annotations={key: tuple(entries) for key, entries in by_image.items()},
         categories=dict(sorted(names.items())),
     )
+
+
+def _require_own_ids(ids: Sequence[object], what: str) -> None:
+    """Two images of one id would share their annotations, and two categories their pixels."""
+    twice = [i for i, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"several {what} have the id {twice[0]!r}")
 
 
 def _objects(table: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
@@ -465,12 +475,20 @@ def scan_coco(root: Path, data: DataConfig, files: Sequence[CocoFile]) -> Pairs:
     """The images of one COCO file, or of one for training and one for evaluation."""
     faults: list[Fault] = []
     pairs: list[Pair] = []
+    notes: list[str] = []
     listed: list[list[str]] = []
     names = [name for file in files for name, _, _ in file.images]
     alone = len({Path(name).stem for name in names}) == len(names)
     for file in files:
         folder = _coco_images(root, data, file)
         stems: list[str] = []
+        known = {image_id for _, _, image_id in file.images}
+        strays = [len(of) for key, of in file.annotations.items() if key not in known]
+        if strays:
+            notes.append(
+                f"{file.path} has {sum(strays)} annotations of images that it does not list; they "
+                f"are passed over."
+            )
         for name, claimed, image_id in file.images:
             image, bare = folder / name, Path(name).with_suffix("")
             stem = bare.name if alone else bare.as_posix()
@@ -495,6 +513,7 @@ def scan_coco(root: Path, data: DataConfig, files: Sequence[CocoFile]) -> Pairs:
         pairs=sorted(pairs, key=lambda p: p.stem),
         faults=faults,
         listed=(listed[0], listed[1]) if len(listed) == 2 else None,
+        notes=notes,
     )
 
 

@@ -144,7 +144,7 @@ def read_plan(path: Path) -> Plan:
         table: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"No such plan: {path}. Make one with `anysize plan`.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} cannot be read as JSON: {error}. Mend it, or make a new one with "
             f"`anysize plan`."

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +76,9 @@ def read_caffe(path: Path, *, mean: Path | None = None, head: str = "") -> Forei
     dilated = "" if output_stride == 32 else f", dilated to output stride {output_stride}"
     return Foreign(
         source=f"Caffe ResNet{depth}{width} ({layout} layers{dilated})",
-        config=model_config(body.units, body.base_depth, **rules),
+        config=replace(
+            model_config(body.units, body.base_depth, **rules), output_stride=output_stride
+        ),
         pixels=pixels,
         tensors={n: a.astype(np.float32, copy=False) for n, a in tensors.items()},
         taken=taken,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import colorsys
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -39,6 +40,7 @@ def convert(
     kind: Kind | None = None,
     classes: Classes | None = None,
     head_relu: bool = False,
+    output_stride: Literal[8, 16, 32] | None = None,
     mean: Path | None = None,
 ) -> tuple[WeightsFile, Foreign]:
     """Reads a checkpoint of TF-Slim, Caffe, torchvision or timm; the format is found by content.
@@ -50,6 +52,8 @@ def convert(
         kind: How the head's logits are meant; must be given where a head is taken.
         classes: Of the head; where not given, they are numbered.
         head_relu: The head ends with a ReLU.
+        output_stride: That the head was trained at; None is that of the file where it says one
+            (Caffe's do), else 16.
         mean: Caffe's mean image, `.binaryproto`.
 
     Returns:
@@ -67,13 +71,17 @@ def convert(
     head_weights = foreign.tensors.get("head.weights")
     if head_weights is not None:
         kind, classes = _meaning(path, head_weights.shape[1], kind, classes)
-    elif kind or classes or head_relu:
+    elif kind or classes or head_relu or output_stride:
         raise WeightsError(
             f"{path} holds no head that Anysize has ({foreign.source}), so there is nothing for "
-            "--loss, --classes and --head-relu to say. Leave them out."
+            "--loss, --classes, --head-relu and --output-stride to say. Leave them out."
         )
     file = WeightsFile(
-        config=dataclasses.replace(foreign.config, head_relu=head_relu),
+        config=dataclasses.replace(
+            foreign.config,
+            head_relu=head_relu,
+            output_stride=output_stride or foreign.config.output_stride,
+        ),
         pixels=foreign.pixels,
         classes=classes,
         kind=kind,
@@ -117,6 +125,11 @@ def _read(path: Path, head: str, mean: Path | None) -> Foreign:
         )
     elif is_torch_file(path):
         foreign = foreign_from_torchvision(read_torch_file(path), path)
+        if head not in ("", NO_HEAD):
+            raise WeightsError(
+                f"{path} is {foreign.source}, which has no head that Anysize has, so there is no "
+                f"head {head!r} to take. Leave --head out."
+            )
     elif is_caffemodel(path):
         return read_caffe(path, mean=mean, head="" if head == NO_HEAD else head)
     else:

@@ -725,5 +725,5 @@ def _crc32c() -> Any:  # noqa: ANN401
 def _missing(library: str) -> WeightsError:
     return WeightsError(
         f"Reading a TensorFlow checkpoint takes {library}, which is not installed: "
-        "pip install anysize[tensorflow-checkpoint]."
+        "pip install 'anysize[tensorflow-checkpoint]'."
     )
