@@ -31,7 +31,8 @@ from anysize.data.masks import (
     decode_mask_file,
     label_kind,
 )
-from anysize.errors import ConfigError
+from anysize.data.samples import images_of
+from anysize.errors import ConfigError, DataError
 from anysize.files import sync_folder
 from anysize.geometry import Size
 
@@ -65,6 +66,7 @@ def write_fixed(
 
     Raises:
         ConfigError: `out` is not empty or lies in the data, or a class cannot name a folder.
+        DataError: Without its duplicates, the training list would be empty.
         OSError: It cannot be written; nothing is left of it.
     """
     require_apart(out, report.folder.root)
@@ -181,6 +183,11 @@ def _finish(
             done["duplicates across splits, taken out of the training list"] += 1
         else:
             lists[where].append(names[stem])
+    if twice and not lists["train"]:
+        raise DataError(
+            f"Every image of the training list of {report.folder.root} is in evaluation as well, so "
+            "no copy without duplicates can be trained on. Give other images or lists."
+        )
     has_lists = all(lists.values())
     if has_lists:
         for where, stems in lists.items():
@@ -197,6 +204,11 @@ def _finish(
     for fault in faults:
         if fault.kind not in NOT_OF_A_FILE and fault.path not in of_samples:
             left_out.setdefault(fault.path, fault.message)
+    in_copy = {path for s in samples if s.stem in kept for path in (s.image, *s.masks)}
+    gone = {path.stem for path in left_out}
+    for path in _all_files(report):
+        if path.stem in gone and path not in in_copy:
+            left_out.setdefault(path, "its other half, or another file of this name, is left out")
     if left_out:
         text = "".join(f"{path}: {' '.join(why.split())}\n" for path, why in left_out.items())
         (part / "left-out.txt").write_text(text, encoding="utf-8")
@@ -210,6 +222,12 @@ def _finish(
         has_lists=has_lists,
         remaining=dict(remaining),
     )
+
+
+def _all_files(report: Report) -> list[Path]:
+    folder = report.folder
+    labels = folder.labels.rglob("*") if folder.labels.is_dir() else ()
+    return [*images_of(folder.root, report.config.data), *sorted(p for p in labels if p.is_file())]
 
 
 def _stem_of(image: Path, samples: Iterable[Sample]) -> str | None:

@@ -475,7 +475,7 @@ def _read_metadata(path: Path, expected_format: str) -> dict[str, str]:
         ) from None
     if metadata.get("format") != expected_format:
         raise WeightsError(
-            f"{path} is of format {metadata.get('format')!r}, not {expected_format!r}. Weights of "
+            f"{path} is of format {str(metadata.get('format'))[:40]!r}, not {expected_format!r}. Weights of "
             "other systems are taken over with `anysize convert`."
         )
     return metadata

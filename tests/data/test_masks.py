@@ -191,6 +191,17 @@ def test_a_stack_of_0_and_255(tmp_path, planes, suffix):
     assert 1 not in decode_mask(sample(path, "stack", "sigmoid", (4, 5)), CLASSES)
 
 
+@pytest.mark.parametrize("orientation", [2, 3, 6])
+def test_a_stack_whose_pages_say_that_they_lie_turned_is_refused(tmp_path, orientation):
+    """Pillow would turn them on its own, and labels are never turned."""
+    shape = (4, 5) if orientation < 5 else (5, 4)
+    first, *others = [Image.fromarray(np.zeros(shape, np.uint8)) for _ in range(3)]
+    path = tmp_path / "a.tif"
+    first.save(path, save_all=True, append_images=others, tiffinfo={274: orientation})
+    fault = fault_of(sample(path, "stack", "sigmoid", (4, 5)))
+    assert "orientation" in fault.message
+
+
 @pytest.mark.parametrize(
     ("write", "kind"),
     [

@@ -23,6 +23,9 @@ from anysize.geometry import Size
 _PNG_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
 
 
+_ORIENTATION = 0x0112
+
+
 def label_kind(sample: Sample, classes: Classes) -> LabelKind:
     """Whether a sample has a class a pixel ("softmax") or any number of them ("sigmoid").
 
@@ -297,6 +300,9 @@ def _read_tiff_pages(path: Path, num_planes: int, sample: Sample) -> NDArray[np.
             image.seek(page)
             if image.mode not in {"1", "L", "P"}:
                 raise _wrong_stack(path, f"a page of Pillow's mode {image.mode!r}", num_planes)
+            if image.getexif().get(_ORIENTATION, 1) != 1:
+                # Pillow would turn the page, and labels are never turned.
+                raise _wrong_stack(path, "a page with an orientation of its own", num_planes)
             check_size(path, Size(image.height, image.width), sample)
             planes.append(np.array(image).astype(np.uint8, copy=False))
     return np.stack(planes)

@@ -53,6 +53,7 @@ class Verdict:
             measurement.
         limit_share: Share of the device's measured limit that is reached, from 0 to 1; None where
             it could not be measured.
+        not_measured: What there was no time to look into; empty where there is no such thing.
     """
 
     wall_s: float
@@ -60,11 +61,12 @@ class Verdict:
     findings: tuple[Finding, ...]
     harmless: tuple[str, ...] = ()
     limit_share: float | None = None
+    not_measured: str = ""
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+        """Whether all was looked into, and nothing was found."""
+        return not self.findings and not self.not_measured
 
 
 def verdict(
@@ -74,6 +76,7 @@ def verdict(
     *,
     harmless: Sequence[str] = (),
     limit_share: float | None = None,
+    not_measured: str = "",
 ) -> Verdict:
     """Orders findings by cost, and adds what no stage accounts for."""
     rest = wall_s - sum(seconds for _, seconds in stages)
@@ -83,6 +86,7 @@ def verdict(
         findings=tuple(sorted(findings, key=lambda finding: -finding.cost_s)),
         harmless=tuple(harmless),
         limit_share=limit_share,
+        not_measured=not_measured,
     )
 
 
@@ -107,6 +111,8 @@ def format_verdict(found: Verdict, *, over: Literal["epoch", "measurement"]) -> 
             f"   gain:     {finding.gain}",
         ]
     lines += [f"Harmless: {line}" for line in found.harmless]
+    if found.not_measured:
+        lines.append(f"Not measured: {found.not_measured}.")
     return "\n".join(lines)
 
 

@@ -66,6 +66,12 @@ def convert(
     if not path.exists() and not is_tf_checkpoint(path):
         raise WeightsError(f"No such file: {path}.")
     foreign = _read(path, head, mean)
+    if foreign.unknown:
+        raise WeightsError(
+            f"{path} was taken for {foreign.source}, but holds tensors that nothing is known of: "
+            f"{_listed(list(foreign.unknown))}. Taken were {_listed(list(foreign.taken))}. Nothing "
+            "was written. Is it a checkpoint of another net, or of a changed one?"
+        )
     if head == NO_HEAD:
         foreign = _without_head(foreign)
     head_weights = foreign.tensors.get("head.weights")
@@ -73,7 +79,7 @@ def convert(
         kind, classes = _meaning(path, head_weights.shape[1], kind, classes)
     elif kind or classes or head_relu or output_stride:
         raise WeightsError(
-            f"{path} holds no head that Anysize has ({foreign.source}), so there is nothing for "
+            f"No head is taken from {path} ({foreign.source}), so there is nothing for "
             "--loss, --classes, --head-relu and --output-stride to say. Leave them out."
         )
     file = WeightsFile(
@@ -199,16 +205,15 @@ def _check_names(path: Path, file: WeightsFile, foreign: Foreign) -> None:
     surplus = [
         f"{n} (as {t})" for n, t in foreign.taken.items() if not set(t.split(" ")) & set(own)
     ]
-    unknown = [*foreign.unknown, *surplus]
     differing = [
         f"{n}: {tuple(file.tensors[n].shape)} in the file, {tuple(shape)} in the net"
         for n, shape in own.items()
         if n in file.tensors and tuple(file.tensors[n].shape) != tuple(shape)
     ]
-    if missing or unknown or differing:
+    if missing or surplus or differing:
         raise WeightsError(
             f"{path} was taken for {foreign.source}, but its tensors do not add up. Only in the "
-            f"net: {_listed(missing)}. Only in the file: {_listed(unknown)}. Of another shape: "
+            f"net: {_listed(missing)}. Only in the file: {_listed(surplus)}. Of another shape: "
             f"{_listed(differing)}. Nothing was written. Is it a checkpoint of another net, or of "
             "a changed one?"
         )
