@@ -70,8 +70,8 @@ class DataConfig:
             layout, or draws one. With "coco" it may be a COCO file.
         val: The same for evaluation.
         val_fraction: Share of images held out when no lists are given.
-        skip_broken: Leave out, count and name an image that cannot be read in the middle of a run,
-            instead of stopping.
+        skip_broken: Leave out, count and name an image that cannot be read, or whose labels do not
+            hold, in the middle of a run, instead of stopping.
     """
 
     root: str

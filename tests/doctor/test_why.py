@@ -226,9 +226,9 @@ def test_the_environment_a_script_sets_is_set_before_pytorch_is_imported(tmp_pat
     script.write_text(
         "import os, sys\nassert 'torch' not in sys.modules\nos.environ['OMP_NUM_THREADS'] = '1'\n"
         "import torch\nassert torch.__spec__.loader.__class__.__name__ == 'SourceFileLoader'\n"
-        "sys.exit(torch.get_num_threads())\n"
+        "sys.exit(6 + torch.get_num_threads())\n"
     )
-    assert watch(script).code == 1
+    assert watch(script).code == 7
 
 
 def test_scripts_that_are_planted_are_the_ones_that_are_tested():

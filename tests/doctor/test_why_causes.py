@@ -76,6 +76,28 @@ def test_without_its_control_a_cause_is_no_finding(name, control):
     assert PLANTS[name].cause not in causes or control == "batch"
 
 
+def control_of(before, after):
+    sides = {"as it is": before, "float32": after, "larger": after}
+    sizes = {"as it is": [1] * len(before), "float32": [1] * len(after), "larger": [1] * len(after)}
+    return {"batch": 1, "larger": 4, "seconds": sides, "sizes": sizes}
+
+
+@pytest.mark.parametrize(
+    ("control", "after", "is_finding"),
+    [
+        ("float64", [0.8, 0.81, 0.79, 0.8], True),
+        ("float64", [0.98, 0.98, 0.98, 0.98], False),  # Too little.
+        ("float64", [0.2, 1.2, 0.6, 0.8, 0.1, 1.4], False),  # Not clear of its own spread.
+        ("batch", [0.5, 0.5, 0.5, 0.5], True),
+        ("batch", [0.85, 0.85, 0.85, 0.85], False),  # Every net gains as much.
+    ],
+)
+def test_what_a_control_saves_must_be_enough_and_certain(control, after, is_finding):
+    controls = {control: control_of([1.0] * len(after), after)}
+    found = judge(replace(recorded("healthy"), controls=controls))
+    assert found.healthy == (not is_finding)
+
+
 def test_a_control_that_failed_is_named_and_gives_no_finding():
     record = replace(recorded("healthy"), controls={"batch": {"failed": "RuntimeError: no"}})
     found = judge(record)

@@ -3,11 +3,12 @@
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.doctor.planted import PLANTS, measure
 
-from anysize.doctor.why import explain, watch
+from anysize.doctor.why import describe, explain, watch
 
 pytestmark = pytest.mark.slow
 
@@ -60,3 +61,18 @@ def test_a_script_of_short_steps_is_slowed_by_less_than_a_tenth(tmp_path, monkey
         subprocess.run([sys.executable, script], check=True)
         without.append(float(capfd.readouterr().out))
     assert statistics.median(with_probe) < 1.1 * statistics.median(without)
+
+
+def test_the_question_has_both_faults_and_the_cure_has_none_of_the_first():
+    script = Path(__file__).parents[2] / "examples" / "the_question.py"
+    watched = watch(script, num_steps=12)
+    found = explain(watched)
+    causes = [finding.cause for finding in found.findings]
+    assert causes[0].startswith("every step a new size")
+    assert "the script's own clock is wrong" in causes
+    assert "100 samples take" in describe(watched, found)
+    mended = watch(script, ["--canvas"], num_steps=12)
+    assert not any("new size" in finding.cause for finding in explain(mended).findings)
+    claimed = found.findings[0].cost_s
+    saved = found.wall_s - explain(mended).wall_s
+    assert claimed == pytest.approx(saved, rel=0.2)
