@@ -24,10 +24,8 @@ def test_damaged_files_are_refused_by_name(count):
 
 def test_a_reader_that_crashes_hangs_or_does_not_name_the_file_is_seen(tmp_path):
     """The control: readers that are broken on purpose, in a copy of the script."""
-    for name in ("fuzz.py", "fuzz_kinds.py"):
-        (tmp_path / name).write_text((SCRIPT.parent / name).read_text())
-    with (tmp_path / "fuzz_kinds.py").open("a") as file:
-        file.write(BROKEN_KINDS)
+    (tmp_path / "fuzz.py").write_text(SCRIPT.read_text())
+    (tmp_path / "fuzz_kinds.py").write_text(BROKEN_KINDS)
     done = subprocess.run(
         [sys.executable, tmp_path / "fuzz.py", "--count", "10"],
         capture_output=True,
@@ -41,6 +39,22 @@ def test_a_reader_that_crashes_hangs_or_does_not_name_the_file_is_seen(tmp_path)
 
 
 BROKEN_KINDS = """
+import os
+from dataclasses import dataclass
+
+from anysize.errors import DataError
+
+
+@dataclass
+class Kind:
+    name: str
+    make: object
+    read: object
+    named: str = "nothing of the kind"
+
+    def targets(self, folder):
+        return sorted(folder.iterdir())
+
 
 def _note(folder):
     (folder / "note.txt").write_text("whole 12345678 and long enough to be changed")
@@ -66,10 +80,6 @@ def _compute():
     while time.process_time() < until:
         pass
 
-
-import os
-
-from anysize.errors import DataError
 
 KINDS = (
     Kind("error", _note, _if_mutated(lambda: _raise(ValueError("x")))),

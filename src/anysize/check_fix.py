@@ -185,8 +185,8 @@ def _finish(
             lists[where].append(names[stem])
     if twice and not lists["train"]:
         raise DataError(
-            f"Every image of the training list of {report.folder.root} is in evaluation as well, so "
-            "no copy without duplicates can be trained on. Give other images or lists."
+            f"Every image of the training list of {report.folder.root} is in evaluation as well, "
+            "so no copy without duplicates can be trained on. Give other images or lists."
         )
     has_lists = all(lists.values())
     if has_lists:

@@ -473,9 +473,10 @@ def _read_metadata(path: Path, expected_format: str) -> dict[str, str]:
             f"{path} is damaged or not a safetensors file: {error}. Weights of other systems are "
             "taken over with `anysize convert`."
         ) from None
-    if metadata.get("format") != expected_format:
+    found = str(metadata.get("format"))[:40]
+    if found != expected_format:
         raise WeightsError(
-            f"{path} is of format {str(metadata.get('format'))[:40]!r}, not {expected_format!r}. Weights of "
+            f"{path} is of format {found!r}, not {expected_format!r}. Weights of "
             "other systems are taken over with `anysize convert`."
         )
     return metadata

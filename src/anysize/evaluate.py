@@ -155,9 +155,7 @@ def evaluate_run(
             f"{root} has {', '.join(classes.names)}. Evaluate on the data that "
             "the weights were trained for."
         )
-    split = split_samples(
-        samples, config.data, root, seed=config.train.seed, listed=folder.listed
-    )
+    split = split_samples(samples, config.data, root, seed=config.train.seed, listed=folder.listed)
     record = run / RECORD_FILE
     # A file that was added since would draw another split, with images that the run trained on.
     held_out = compare_with_record(record, samples, *split).val if record.exists() else split[1]

@@ -27,8 +27,8 @@ from torch import Tensor
 from anysize.check import require_fit
 from anysize.checkpoint import (
     Weights,
-    load_latest_state,
     config_as_begun,
+    load_latest_state,
     load_run_config,
     save_state,
     save_weights,

@@ -16,7 +16,19 @@ from PIL import Image
 from anysize.runlog import read_events
 
 ANYSIZE = str(Path(sys.executable).parent / "anysize")
-VERBS = ("demo", "check", "plan", "convert", "train", "evaluate", "predict", "export", "report")
+VERBS = (
+    "demo",
+    "check",
+    "plan",
+    "convert",
+    "train",
+    "evaluate",
+    "predict",
+    "export",
+    "doctor",
+    "why",
+    "report",
+)
 
 
 def anysize(*arguments, cwd, code=0, **options):

@@ -296,6 +296,19 @@ def test_the_wait_is_measured(make_folder, classes, monkeypatch):
     samples = find_samples(make_folder([(9, 9)] * 2), classes, "softmax")
     clock = iter([10.0, 10.5, 20.0, 22.0, 30.0])
     monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    may_decode = threading.Semaphore(0)
+    finish = loader._finish
+
+    def decode_when_due(path, num_channels):
+        assert may_decode.acquire(timeout=60)
+        return decode_image(path)
+
+    def finish_when_due(*arguments, **options):
+        may_decode.release()
+        return finish(*arguments, **options)
+
+    monkeypatch.setattr(loader, "decode_image", decode_when_due)
+    monkeypatch.setattr(loader, "_finish", finish_when_due)
     steps = one_by_one(samples, classes, prefetch_steps=1)
     assert [step.wait_s for step in steps] == [0.5, 2.0]
 

@@ -31,7 +31,8 @@ def run(workspace, *overrides, console=QUIET, **options):
 
 def said(workspace, *overrides, **options):
     """What a run prints; also if it fails with an error of `options["raises"]`."""
-    console = Console(record=True, quiet=False, file=(workspace / "console.txt").open("w"))
+    # So wide that no path of a test is broken in two.
+    console = Console(record=True, width=1000, file=(workspace / "console.txt").open("w"))
     with console.file:
         run(workspace, *overrides, console=console, **options)
     return " ".join(console.export_text().split())

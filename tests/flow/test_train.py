@@ -16,7 +16,7 @@ from anysize.config import ModelConfig, OptimConfig, PixelConvention
 from anysize.data.loader import load_steps
 from anysize.data.samples import find_samples, read_classes
 from anysize.data.transforms import no_augmentation
-from anysize.errors import ConfigError, DataError, ShapeError, StoppedByUserError
+from anysize.errors import ConfigError, DataError, StoppedByUserError
 from anysize.geometry import NetGeometry
 from anysize.models.fcn import build_model
 from anysize.optim import build_optimizer
@@ -273,10 +273,13 @@ def test_bf16_trains_close_to_float32(workspace):
 
 def test_a_plan_that_does_not_fit_is_refused(workspace):
     run(workspace, "train.epochs=1", "train.run=first", "augment.max_scale=1.0")
-    with pytest.raises(ShapeError):
+    with pytest.raises(DataError, match="fits on no canvas of .*plan.json"):
         run(workspace, "plan.file=first/plan.json", "augment.max_scale=3.0")
     with pytest.raises(ConfigError, match="output_stride"):
-        run(workspace, "plan.file=first/plan.json", "model.output_stride=8")
+        run(
+            workspace,
+            *("plan.file=first/plan.json", "augment.max_scale=1.0", "model.output_stride=8"),
+        )
 
 
 @pytest.mark.parametrize(

@@ -424,7 +424,8 @@ def _line_seconds(record: Record) -> dict[tuple[str, int, str, str], float]:
         sampled[line["stage"]] += line["seconds"]
     return {
         (line["file"], line["line"], line["stage"], line["via"]): line["seconds"]
-        * min(1.5, record.stage_s(line["stage"]) / sampled[line["stage"]])
+        * record.stage_s(line["stage"])
+        / sampled[line["stage"]]
         for line in record.facts["lines"]
         if sampled[line["stage"]]
     }
@@ -437,55 +438,79 @@ def _lines(record: Record) -> Found:
     """The script's own lines: reads of single values, decoding, and what else takes long."""
     if not any(step["forwards"] for step in record.steps):
         return [], ["the forward could not be told apart from the script's own lines"]
-    seconds = _line_seconds(record)
-    reads = _reads(record)
-    by_line: dict[tuple[str, int], float] = defaultdict(float)
-    for (file, line, stage, _), value in seconds.items():
-        if stage in OWN_STAGES:
-            by_line[(file, line)] += value
-    reading = {place: by_line[place] for place in reads if place in by_line}
+    reading = {stage: _reading_s(record, stage) for stage in OWN_STAGES}
     findings = []
     cost = sum(reading.values())
-    if record.matters(cost):
-        worst = max(reading, key=lambda place: reading[place])
-        methods, calls = reads[worst]
+    reads = _reads(record)
+    if reads and record.matters(cost):
+        worst, (method, calls) = next(iter(reads.items()))
+        per_step = cost / len(record.steps)
+        waits = record.facts["device"] != "cpu"
         findings.append(
             Finding(
-                cause=f"{methods} in each step",
+                cause=f"{method} in each step",
                 cost_s=cost,
-                evidence=f"{record.where(*worst)} reads single values {calls:.0f} times a step and "
-                f"takes {_ms(cost / len(record.steps))} of it, {record.share(cost)}",
+                evidence=f"{record.where(*worst)} reads single values {calls:.0f} times a step; "
+                f"reads take {_ms(per_step)} of it, {record.share(cost)}"
+                + (", with the wait for the device" if waits else ""),
                 change="compute on whole tensors, keep sums as tensors, and read one value every "
                 "some steps",
-                gain=f"{cost:.2f} s of {record.wall_s:.2f} s, {record.share(cost)}",
+                gain=f"{'at most ' if waits else ''}{cost:.2f} s of {record.wall_s:.2f} s, "
+                f"{record.share(cost)}",
             )
         )
+    else:
+        reads, reading = {}, {}
+    cost = record.stage_s("between steps") - reading.get("between steps", 0.0)
     rest = {
         key: value
-        for key, value in seconds.items()
-        if key[2] == "between steps" and key[:2] not in reading
+        for key, value in _line_seconds(record).items()
+        if key[2] == "between steps" and key[:2] not in reads
     }
-    return findings + _between(record, rest), []
+    return findings + _between(record, rest, cost), []
+
+
+def _reading_s(record: Record, stage: str) -> float:
+    """Seconds of a stage in which single values are read, with the loop around the reads.
+
+    The steps in which reads are timed are slowed by that, so only what is beside the reads is taken
+    from them: a step's usual time in the stage less that is the reads'. It is no less than the time
+    within the reads, and no more than that with the loop, as both were timed. 0 where values are
+    not read in each step.
+    """
+    timed = [step for step in record.steps if step["counts_syncs"]]
+    reads = [step["reads"][stage] for step in timed if stage in step["reads"]]
+    if not timed or len(reads) < len(timed):
+        return 0.0
+    usual = [s["stages"].get(stage, 0.0) for s in record.steps if not s["counts_syncs"]]
+    beside = [s["stages"].get(stage, 0.0) - sum(s["reads"][stage][1:]) for s in timed]
+    within = statistics.median([seconds for _, seconds, _ in reads])
+    looping = statistics.median([seconds + gaps for _, seconds, gaps in reads])
+    left = statistics.median(usual) - statistics.median(beside) if usual else looping
+    return len(record.steps) * min(max(left, within), looping)
 
 
 def _reads(record: Record) -> dict[tuple[str, int], tuple[str, float]]:
-    """Lines that read single values in each step: with what, and how often a step."""
+    """Lines that read single values in each step: with what, how often a step; longest first."""
     steps = max(1, record.facts["num_sync_steps"])
     found: dict[tuple[str, int], tuple[str, float]] = {}
     for read in record.facts["syncs"]:
         calls = read["calls"] / steps
-        place = (read["file"], read["line"])
-        if calls >= 1 and calls > found.get(place, ("", 0.0))[1]:
+        if calls >= 1:
             method = read["method"]
             name = "a tensor made into text" if method == "__repr__" else f".{method}()"
-            found[place] = (name, calls)
+            found.setdefault((read["file"], read["line"]), (name, calls))
     return found
 
 
-def _between(record: Record, seconds: Mapping[tuple[str, int, str, str], float]) -> list[Finding]:
-    cost = sum(seconds.values())
-    if not record.matters(cost, MIN_SHARE_OWN_LINES):
+def _between(
+    record: Record, seconds: Mapping[tuple[str, int, str, str], float], cost: float
+) -> list[Finding]:
+    """What lies between the steps, by the lines that were seen there."""
+    if not (seconds and record.matters(cost, MIN_SHARE_OWN_LINES)):
         return []
+    sampled = sum(seconds.values())
+    seconds = {key: value * cost / sampled for key, value in seconds.items()}
     by_line: dict[tuple[str, int], float] = defaultdict(float)
     decoding = 0.0
     for (file, line, _, via), value in seconds.items():

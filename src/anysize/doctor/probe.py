@@ -44,8 +44,14 @@ SAMPLE_S = 0.02
 SWITCH_S = 0.0005
 """How soon a line of Python makes way for that look; with Python's 5 ms short loops are missed."""
 
-SYNC_STEPS = (3, 8, 13)
-"""Steps in which reads of single values are counted; in the others nothing wraps them."""
+SYNC_STEPS = (3, 8, 14)
+"""Steps in which reads of single values are timed; in the others nothing wraps them.
+
+Whatever happens every second step, or less often, does not happen in all three.
+"""
+
+READ_GAP_S = 2e-5
+"""Longest time between two reads that still is the loop around them: picking the next value."""
 
 SYNCS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__repr__")
 """Methods of a tensor that wait for its value."""
@@ -150,6 +156,7 @@ class Row:
     num_compiles: int = 0
     usage: Any = None
     counts_syncs: bool = False
+    reads: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Probe:
@@ -172,7 +179,10 @@ class Probe:
         self.seen: Counter[str] = Counter()
         self.loaders: dict[int, dict[str, Any]] = {}
         self.lines: dict[tuple[str, int, str, str], float] = defaultdict(float)
-        self.syncs: Counter[tuple[str, str, int]] = Counter()
+        self.syncs: dict[tuple[str, str, int], list[float]] = defaultdict(lambda: [0, 0.0])
+        self.reading = False
+        self.read_ended = 0.0
+        self.read_in: tuple[str, Any] | None = None
         self.num_sync_steps = 0
         self.call_lines: dict[str, list[tuple[str, int]]] = {}
         self.patched: list[tuple[Any, str, Any]] = []
@@ -449,6 +459,7 @@ class Probe:
             evaluated=row.num_evaluated,
             compiles=row.num_compiles,
             counts_syncs=row.counts_syncs,
+            reads=row.reads,
             cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
             faults=after.ru_minflt - before.ru_minflt,
             switches=after.ru_nivcsw - before.ru_nivcsw,
@@ -461,6 +472,7 @@ class Probe:
         import torch
 
         lines = sorted(self.lines.items(), key=lambda item: -item[1])[:50]
+        syncs = sorted(self.syncs.items(), key=lambda item: -item[1][1])[:20]
         return {
             "num_steps": self.num_steps,
             "seen": dict(self.seen),
@@ -470,8 +482,8 @@ class Probe:
                 for (file, line, stage, via), seconds in lines
             ],
             "syncs": [
-                {"method": method, "file": file, "line": line, "calls": calls}
-                for (method, file, line), calls in self.syncs.most_common(20)
+                {"method": method, "file": file, "line": line, "calls": calls, "seconds": seconds}
+                for (method, file, line), (calls, seconds) in syncs
             ],
             "num_sync_steps": self.num_sync_steps,
             "call_lines": self.call_lines,
@@ -501,16 +513,37 @@ class Probe:
                 self._count_sync(torch.Tensor, name)
 
     def _count_sync(self, tensor: Any, name: str) -> None:
-        original, syncs = getattr(tensor, name), self.syncs
+        original, probe = getattr(tensor, name), self
         self.sync_patched.append((name, tensor.__dict__.get(name)))
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            place = _own_place(sys._getframe(1))
-            if place:
-                syncs[(name, *place)] += 1
-            return original(*args, **kwargs)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if probe.reading or not probe.mine():
+                return original(*args, **kwargs)  # Within another read: that one is timed.
+            probe.reading = True
+            began = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                probe.saw_read(name, began, time.perf_counter(), sys._getframe(1))
+                probe.reading = False
 
-        setattr(tensor, name, counted)
+        setattr(tensor, name, timed)
+
+    def saw_read(self, name: str, began: float, ended: float, frame: Any) -> None:
+        """Sums what a read took, and the time since the one before it if that is a loop's."""
+        stage = self.clock.top
+        place = _own_place(frame)
+        if place is None:
+            return
+        gap = began - self.read_ended
+        in_loop = self.read_in == (stage, place[0]) and gap < READ_GAP_S
+        calls, seconds, gaps = self.row.reads.get(stage, (0, 0.0, 0.0))
+        gap = gap if in_loop else 0.0
+        self.row.reads[stage] = [calls + 1, seconds + ended - began, gaps + gap]
+        total = self.syncs[(name, *place)]
+        total[0] += 1
+        total[1] += ended - began + gap
+        self.read_in, self.read_ended = (stage, place[0]), time.perf_counter()
 
     # The script's own lines.
 
