@@ -115,7 +115,7 @@ def describe(foreign: Foreign) -> str:
     for name, reason in foreign.left_out.items():
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
-        lines.append(f"Left out, {reason}: {len(names)} ({_listed(names)}).")
+        lines.append(f"Left out, {reason}: {len(names)} ({_listed(names, 2)}).")
     return "\n".join(lines)
 
 
@@ -232,8 +232,8 @@ def _check_values(path: Path, file: WeightsFile) -> None:
             )
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: list[str], most: int = MOST_LISTED) -> str:
     if not names:
         return "nothing"
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
