@@ -150,8 +150,8 @@ class Job:
         return self.folder / f"console-{self.num_lives:05d}.txt"
 
     def said(self) -> str:
-        """The console of the last process."""
-        return self.console.read_text()
+        """The console of the last process; empty where it was killed before it had one."""
+        return self.console.read_text() if self.console.exists() else ""
 
 
 def live(folder: Path, console: Path, arguments: list[str], in_place: bool) -> None:
