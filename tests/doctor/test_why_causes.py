@@ -12,7 +12,7 @@ from anysize.doctor.causes import Record, judge
 from anysize.doctor.findings import DoctorError
 from anysize.doctor.own_clock import Timed, shown_by, suspects
 from anysize.doctor.page import page
-from anysize.doctor.probe import Clock, _with_evaluation
+from anysize.doctor.probe import Clock, Options, Probe, _with_evaluation
 from anysize.doctor.why import Watched, describe
 
 KEPT = sorted(path.stem for path in RECORDS.glob("*.json"))
@@ -98,6 +98,73 @@ def test_what_a_control_saves_must_be_enough_and_certain(control, after, is_find
     assert found.healthy == (not is_finding)
 
 
+def test_a_larger_batch_saves_steps_of_the_optimiser_too():
+    steps = [
+        {**step, "stages": {"forward": 0.4, "backward": 0.4, "optimiser": 0.2}, "wall_s": 1.0}
+        for step in recorded("healthy").steps
+    ]
+    controls = {"batch": control_of([1.0] * 6, [0.5] * 6)}
+    [finding] = judge(replace(recorded("healthy"), steps=steps, controls=controls)).findings
+    assert finding.cause == "tiny batch"
+    # Half of forward and backward, and three of four steps of the optimiser.
+    assert finding.cost_s == pytest.approx(len(steps) * (0.5 * 0.8 + 0.75 * 0.2))
+
+
+def reading(timed, *, usual=6.0, calls=4000):
+    """Steps of 10 s between which values are read; in the first three the reads are timed."""
+    place = {"file": "s.py", "line": 7, "stage": "between steps"}
+    steps = [
+        {"wall_s": 10.0, "shape": [1], "forwards": 1, "compiles": 0, "rss_bytes": 0,
+         "stages": {"forward": 10.0 - usual, "between steps": usual},
+         "counts_syncs": False, "reads": {}}
+        for _ in range(20)
+    ]  # fmt: skip
+    for step, (stage, *reads) in zip(steps, timed, strict=False):
+        step["stages"] = {"forward": 10.0 - usual, "between steps": stage}
+        step |= {"counts_syncs": True, "reads": {"between steps": [calls, *reads]} if reads else {}}
+    return replace(
+        recorded("healthy"),
+        steps=steps,
+        controls={},
+        facts={
+            **recorded("healthy").facts,
+            "lines": [
+                {**place, "via": "", "seconds": 50.0},
+                {**place, "line": 3, "via": "", "seconds": 9.0},
+            ],
+            "syncs": [{**place, "method": "item", "calls": calls * len(timed), "seconds": 1.0}],
+            "num_sync_steps": len(timed),
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("timed", "cost_s"),
+    [
+        # 1 s beside the reads, so 5 of the usual 6 s are theirs, whatever timing them added.
+        ([(9.0, 2.0, 6.0)] * 3, 5.0),
+        # No less than what was spent within the reads ...
+        ([(9.0, 3.0, 0.0)] * 3, 3.0),
+        # ... and no more than that with the loop around them.
+        ([(3.0, 1.0, 1.5)] * 3, 2.5),
+    ],
+)
+def test_reads_cost_what_their_own_timing_shows_and_no_sample(timed, cost_s):
+    found = judge(reading(timed))
+    costs = {finding.cause: finding.cost_s for finding in found.findings}
+    # The three steps whose reads were timed do not count for the usual time.
+    assert costs.pop(".item() in each step") == pytest.approx(20 * cost_s)
+    # And what is left for the lines beside them is the rest of the stage, never the same again.
+    rest = dict(found.stages)["between steps"] - 20 * cost_s
+    assert list(costs.values()) == ([pytest.approx(rest)] if rest > 20 else [])
+    assert sum("s.py:7" in finding.evidence for finding in found.findings) == 1
+
+
+def test_reads_that_are_not_in_each_step_are_no_finding_of_each_step():
+    found = judge(reading([(9.0, 2.0, 6.0), (6.0,), (9.0, 2.0, 6.0)]))
+    assert [f.cause for f in found.findings] == ["the script's own lines between the steps"]
+
+
 def test_a_control_that_failed_is_named_and_gives_no_finding():
     record = replace(recorded("healthy"), controls={"batch": {"failed": "RuntimeError: no"}})
     found = judge(record)
@@ -124,6 +191,31 @@ def test_the_seconds_of_a_stage_do_not_hold_those_within_it():
     assert sums == dict(segments)
     clock.leave("never entered")
     assert clock.top == "loss"
+
+
+def test_a_read_within_a_read_is_one_and_our_own_time_is_of_no_stage(tmp_path):
+    class Value:
+        def item(self):
+            return 1
+
+        def tolist(self):
+            return [self.item(), self.item()]
+
+    probe = Probe(Options(2, 1.0, 0.0, record=-1), tmp_path / "script.py")
+    began = probe.row.began = probe.clock.mark
+    probe._count_sync(Value, "item")
+    probe._count_sync(Value, "tolist")
+    assert (Value().tolist(), Value().item()) == ([1, 1], 1)
+    stages, _ = probe.clock.cut()
+    calls, seconds, gaps = probe.row.reads["between steps"]
+    assert calls == 2
+    assert [(name, stage, calls) for (name, stage, *_), (calls, _) in probe.syncs.items()] == [
+        ("tolist", "between steps", 1), ("item", "between steps", 1),
+    ]  # fmt: skip
+    wall = probe.clock.mark - probe.row.began
+    assert sum(stages.values()) == pytest.approx(wall)
+    assert seconds + gaps < wall
+    assert probe.row.began > began  # By what noting the two reads took.
 
 
 @pytest.mark.parametrize(

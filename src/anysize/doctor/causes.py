@@ -450,8 +450,8 @@ def _lines(record: Record) -> Found:
             Finding(
                 cause=f"{method} in each step",
                 cost_s=cost,
-                evidence=f"{record.where(*worst)} reads single values {calls:.0f} times a step; "
-                f"reads take {_ms(per_step)} of it, {record.share(cost)}"
+                evidence=f"{record.where(*worst)} reads values of tensors {calls:.0f} times a "
+                f"step; reads take {_ms(per_step)} of it, {record.share(cost)}"
                 + (", with the wait for the device" if waits else ""),
                 change="compute on whole tensors, keep sums as tensors, and read one value every "
                 "some steps",
@@ -475,19 +475,23 @@ def _reading_s(record: Record, stage: str) -> float:
 
     The steps in which reads are timed are slowed by that, so only what is beside the reads is taken
     from them: a step's usual time in the stage less that is the reads'. It is no less than the time
-    within the reads, and no more than that with the loop, as both were timed. 0 where values are
+    within the reads, and no more than that with the loop's, as both were timed. 0 where values are
     not read in each step.
     """
     timed = [step for step in record.steps if step["counts_syncs"]]
     reads = [step["reads"][stage] for step in timed if stage in step["reads"]]
-    if not timed or len(reads) < len(timed):
-        return 0.0
     usual = [s["stages"].get(stage, 0.0) for s in record.steps if not s["counts_syncs"]]
+    if not usual or not timed or len(reads) < len(timed):
+        return 0.0
     beside = [s["stages"].get(stage, 0.0) - sum(s["reads"][stage][1:]) for s in timed]
     within = statistics.median([seconds for _, seconds, _ in reads])
     looping = statistics.median([seconds + gaps for _, seconds, gaps in reads])
-    left = statistics.median(usual) - statistics.median(beside) if usual else looping
-    return len(record.steps) * min(max(left, within), looping)
+    middle = statistics.median(usual)
+    # The least of what is beside them: whatever interrupts a timed step lands there.
+    per_step = min(max(middle - min(beside), within), looping, middle)
+    # A busy machine stretches a step's reads as it does the rest; far more is something else.
+    stretched = statistics.mean([min(seconds / middle, 2.0) for seconds in usual]) if middle else 0
+    return len(record.steps) * per_step * stretched
 
 
 def _reads(record: Record) -> dict[tuple[str, int], tuple[str, float]]:
@@ -496,7 +500,7 @@ def _reads(record: Record) -> dict[tuple[str, int], tuple[str, float]]:
     found: dict[tuple[str, int], tuple[str, float]] = {}
     for read in record.facts["syncs"]:
         calls = read["calls"] / steps
-        if calls >= 1:
+        if calls >= 1 and read["stage"] in OWN_STAGES:
             method = read["method"]
             name = "a tensor made into text" if method == "__repr__" else f".{method}()"
             found.setdefault((read["file"], read["line"]), (name, calls))
@@ -619,9 +623,13 @@ def _tried(
     evidence: str,
     change: str,
     share: float = MIN_SHARE,
+    also_s: float = 0.0,
 ) -> Found:
-    """A finding of a control, if what it saved is enough and certain."""
-    cost = saved.share * record.computing_s
+    """A finding of a control, if what it saved is enough and certain.
+
+    `also_s` is what the change saves beside the forward and backward that the control repeats.
+    """
+    cost = saved.share * record.computing_s + also_s
     if not (saved.certain and record.matters(cost, share)):
         return [], []
     return [
@@ -686,14 +694,18 @@ def _batch(record: Record) -> Found:
     if control is None:
         return [], []
     saved = _saved(control, "as it is", "larger")
+    # A step of the optimiser takes as long for any batch, and a larger one needs fewer of them.
+    optimiser_s = record.stage_s("optimiser") * (1 - control["batch"] / control["larger"])
     return _tried(
         record,
         saved,
         cause="tiny batch",
         evidence=f"{control['batch']} a batch: {_ms(saved.before_s)}, and {_ms(saved.after_s)} for "
-        f"as many in a batch of {control['larger']}",
+        f"as many in a batch of {control['larger']}; and {optimiser_s:.2f} s in the optimiser, for "
+        "fewer steps",
         change=f"a batch of {control['larger']} or more, with the learning rate to match",
         share=MIN_SHARE_BATCH,
+        also_s=optimiser_s,
     )
 
 

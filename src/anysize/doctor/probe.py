@@ -38,8 +38,11 @@ __all__ = ["Options", "Probe", "StopScript", "main", "num_cores", "run_script"]
 MAX_SEGMENTS = 2000
 """Stages that a step remembers in their order; a step with more keeps only the sums."""
 
-SAMPLE_S = 0.02
+SAMPLE_S = 0.04
 """How often the script's line is looked at."""
+
+MAX_DUMPED = 1 << 20
+"""Bytes of stacks after which the file that takes them is emptied."""
 
 SWITCH_S = 0.0005
 """How soon a line of Python makes way for that look; with Python's 5 ms short loops are missed."""
@@ -179,7 +182,7 @@ class Probe:
         self.seen: Counter[str] = Counter()
         self.loaders: dict[int, dict[str, Any]] = {}
         self.lines: dict[tuple[str, int, str, str], float] = defaultdict(float)
-        self.syncs: dict[tuple[str, str, int], list[float]] = defaultdict(lambda: [0, 0.0])
+        self.syncs: dict[tuple[str, str, str, int], list[float]] = defaultdict(lambda: [0, 0.0])
         self.reading = False
         self.read_ended = 0.0
         self.read_in: tuple[str, Any] | None = None
@@ -482,8 +485,15 @@ class Probe:
                 for (file, line, stage, via), seconds in lines
             ],
             "syncs": [
-                {"method": method, "file": file, "line": line, "calls": calls, "seconds": seconds}
-                for (method, file, line), (calls, seconds) in syncs
+                {
+                    "method": method,
+                    "stage": stage,
+                    "file": file,
+                    "line": line,
+                    "calls": calls,
+                    "seconds": seconds,
+                }
+                for (method, stage, file, line), (calls, seconds) in syncs
             ],
             "num_sync_steps": self.num_sync_steps,
             "call_lines": self.call_lines,
@@ -537,13 +547,19 @@ class Probe:
             return
         gap = began - self.read_ended
         in_loop = self.read_in == (stage, place[0]) and gap < READ_GAP_S
-        calls, seconds, gaps = self.row.reads.get(stage, (0, 0.0, 0.0))
         gap = gap if in_loop else 0.0
-        self.row.reads[stage] = [calls + 1, seconds + ended - began, gaps + gap]
-        total = self.syncs[(name, *place)]
+        reads = self.row.reads.setdefault(stage, [0, 0.0, 0.0])
+        reads[0] += 1
+        reads[1] += ended - began
+        reads[2] += gap
+        total = self.syncs[(name, stage, *place)]
         total[0] += 1
         total[1] += ended - began + gap
-        self.read_in, self.read_ended = (stage, place[0]), time.perf_counter()
+        self.read_in = stage, place[0]
+        self.read_ended = time.perf_counter()
+        own = self.read_ended - ended  # Of no stage, and not of the step.
+        self.clock.mark += own
+        self.row.began += own
 
     # The script's own lines.
 
@@ -554,17 +570,22 @@ class Probe:
         has locals whose destructors must run in the thread that made them.
         """
         with tempfile.TemporaryFile() as file:
-            then = time.perf_counter()
+            then, end = time.perf_counter(), 0
             while self.alive:
                 time.sleep(SAMPLE_S)
-                os.ftruncate(file.fileno(), 0)
-                os.lseek(file.fileno(), 0, os.SEEK_SET)
-                stage, counts_syncs = self.clock.top, self.row.counts_syncs
+                if self.row.counts_syncs:  # A look would hold up the reads that are timed.
+                    then = time.perf_counter()
+                    continue
+                if end > MAX_DUMPED:  # Seldom: each call of the system may take the script's turn.
+                    os.ftruncate(file.fileno(), 0)
+                    end = os.lseek(file.fileno(), 0, os.SEEK_SET)
+                stage = self.clock.top
                 faulthandler.dump_traceback(file.fileno(), all_threads=True)
                 now = time.perf_counter()
-                dumped = os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace")
-                place, via = _place_in_dump(dumped, self.thread)
-                if place and self.alive and not counts_syncs:
+                dumped = os.pread(file.fileno(), MAX_DUMPED, end)
+                end += len(dumped)
+                place, via = _place_in_dump(dumped.decode(errors="replace"), self.thread)
+                if place and self.alive and not self.row.counts_syncs:
                     self.lines[(*place, stage, via)] += now - then
                 then = now
 
@@ -695,10 +716,13 @@ def num_cores() -> int:
 
 def _rss_bytes() -> int:
     try:
-        with Path("/proc/self/statm").open("rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
+        file = os.open("/proc/self/statm", os.O_RDONLY)  # A file object would take twice as long.
     except OSError:
         return 0
+    try:
+        return int(os.read(file, 128).split()[1]) * resource.getpagesize()
+    finally:
+        os.close(file)
 
 
 _LIBRARIES = tuple(

@@ -26,5 +26,5 @@ for step in range(600):
     if "mended" not in sys.argv:
         flat = x[:, 0].flatten()
         bright = 0
-        for i in range(4000):
+        for i in range(10000):
             bright += flat[i].item() > 0
