@@ -1,10 +1,14 @@
 """A small data folder, drawn and not downloaded: discs and stripes on textured ground."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+# A shell starts jobs in the background with Ctrl-C ignored, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NAMES = ("ground", "disc", "stripe")
 
