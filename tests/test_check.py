@@ -810,6 +810,33 @@ def tree(root):
     return {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
+def test_every_file_that_a_fixed_copy_lacks_is_named(tmp_path):
+    root = tmp_path / "data"
+    index_folder(root)
+    (root / "images/s1.jpg").write_bytes(b"not an image")
+    shutil.copy(root / "images/s2.jpg", root / "images/s2.jpeg")
+    fixed, out = fixed_copy(tmp_path, root)
+    left = {line.partition(": ")[0] for line in (out / "left-out.txt").read_text().splitlines()}
+    kept = {p.stem for p in (out / "images").iterdir()}
+    gone = {str(p) for p in root.rglob("s*.*") if p.stem not in kept}
+    assert gone == left
+    assert fixed.num_left_out == len(left)
+
+
+def test_a_copy_without_anything_to_train_on_is_refused(tmp_path):
+    root = tmp_path / "data"
+    index_folder(root)
+    for old in root.rglob("s*.*"):
+        if old.stem not in ("s0", "s6"):
+            old.unlink()
+    for folder in ("images", "masks"):
+        shutil.copy(root / folder / "s0.png", root / folder / "s6.png")
+    with pytest.raises(DataError, match="Every image of the training list .* in evaluation"):
+        fixed_copy(tmp_path, root)
+    assert not (tmp_path / "fixed").exists()
+    assert not list(tmp_path.glob(".fixed*"))
+
+
 def test_a_fixed_copy_passes_and_the_data_stay_as_they_are(tmp_path):
     root, _ = spoilt(tmp_path)
     before = tree(root)

@@ -30,7 +30,7 @@ from anysize.config import (
     load_config,
 )
 from anysize.data.samples import Classes
-from anysize.errors import ConfigError, WeightsError
+from anysize.errors import ConfigError, WeightsError, first_names
 from anysize.files import write_atomic
 from anysize.models.fcn import FCN, build_model
 
@@ -254,9 +254,9 @@ def _require_same_tensors(
     ]
     if missing or surplus or differing:
         raise WeightsError(
-            f"{source} is not of this net. Only in the net: {_first(missing)}. Only in the file: "
-            f"{_first(surplus)}. Of another shape: {_first(differing)}. Set [model] to the net "
-            "that the file was made with."
+            f"{source} is not of this net. Only in the net: {first_names(missing, 5)}. Only in the "
+            f"file: {first_names(surplus, 5)}. Of another shape: {first_names(differing, 5)}. "
+            "Set [model] to the net that the file was made with."
         )
 
 
@@ -499,10 +499,3 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _first(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more

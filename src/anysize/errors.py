@@ -4,6 +4,8 @@ A message says what is wrong, what was got, in which file, and what to do. The c
 the message without a traceback and exits with 2.
 """
 
+from collections.abc import Iterable
+
 
 class AnysizeError(Exception):
     """Something that the user can put right; the message says how."""
@@ -31,3 +33,10 @@ class DeviceError(AnysizeError):
 
 class StoppedByUserError(AnysizeError):
     """Ctrl-C or SIGTERM: the run was checkpointed, and can be resumed."""
+
+
+def first_names(names: Iterable[str], most: int = 10) -> str:
+    """How a message names many things: the first `most` of them, and how many more there are."""
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more if listed else "nothing"

@@ -41,12 +41,11 @@ from anysize.data.record import (
     RECORD_FILE,
     compare_with_record,
     describe_changes,
-    first_names,
     write_record,
 )
 from anysize.data.samples import Classes, Sample, read_folder, split_samples
 from anysize.data.transforms import Draw, draw, largest_size
-from anysize.errors import AnysizeError, ConfigError, DataError
+from anysize.errors import AnysizeError, ConfigError, DataError, first_names
 from anysize.evaluate import evaluate
 from anysize.files import LOCK_NAME, only_process_in, remove_unfinished, write_atomic
 from anysize.geometry import Canvas, LossAt, Size
@@ -345,6 +344,17 @@ class Job:
     console: Console
     tally: Tally
     stage: Stage = untimed
+
+    @property
+    def weights(self) -> Weights:
+        """The net as it is now, and what is needed to use it."""
+        return Weights(
+            model=self.model,
+            config=self.config.model,
+            classes=self.classes,
+            kind=self.config.loss.kind,
+            pixels=self.pixels,
+        )
 
     @property
     def pass_limit(self) -> PassLimit:
@@ -672,16 +682,7 @@ def _evaluate_if_due(
     best = max((e[metric] or 0.0 for e in earlier), default=-1.0)
     value = result[metric] or 0.0
     if value > best:
-        save_weights(
-            job.run / "weights.safetensors",
-            Weights(
-                model=job.model,
-                config=job.config.model,
-                classes=job.classes,
-                kind=job.config.loss.kind,
-                pixels=job.pixels,
-            ),
-        )
+        save_weights(job.run / "weights.safetensors", job.weights)
         metrics = json.dumps({"step": step, **result}, indent=2)
         write_atomic(job.run / "metrics.json", metrics.encode())
     log.write(

@@ -4,28 +4,11 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-
-ANYSIZE = str(Path(sys.executable).parent / "anysize")
-
-
-def anysize(*arguments, cwd, code=0):
-    done = subprocess.run(
-        [ANYSIZE, *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr
+from tests.cli.command import ANYSIZE, anysize
 
 
 def parts(folder):

@@ -5,17 +5,15 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.cli.command import ANYSIZE, anysize
 
 from anysize.runlog import read_events
 
-ANYSIZE = str(Path(sys.executable).parent / "anysize")
 VERBS = (
     "demo",
     "check",
@@ -29,21 +27,6 @@ VERBS = (
     "why",
     "report",
 )
-
-
-def anysize(*arguments, cwd, code=0, **options):
-    done = subprocess.run(
-        [ANYSIZE, *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **options,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr
 
 
 def start(*arguments, cwd):

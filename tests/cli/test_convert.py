@@ -1,17 +1,15 @@
 """A foreign checkpoint's way: converted, trained from, evaluated, predicted, exported."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.cli.command import anysize
 
 from anysize.checkpoint import read_weights_file
 
-ANYSIZE = str(Path(sys.executable).parent / "anysize")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 RUN = """
@@ -26,15 +24,6 @@ weights = "body.safetensors"
 epochs = 1
 precision = "float32"
 """
-
-
-def anysize(*arguments, cwd, code=0):
-    done = subprocess.run(
-        [ANYSIZE, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

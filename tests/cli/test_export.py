@@ -1,37 +1,18 @@
 """`anysize export`, and `anysize predict` with what it wrote, as processes."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 import torch
 from PIL import Image
+from tests.cli.command import anysize
 
 from anysize.checkpoint import Weights, WeightsFile, save_weights, write_weights_file
 from anysize.config import ModelConfig, PixelConvention
 from anysize.data.samples import Classes
 from anysize.models.fcn import build_model
 
-ANYSIZE = str(Path(sys.executable).parent / "anysize")
 CLASSES = Classes(names=("ground", "disc"), colours=((90, 120, 90), (200, 80, 60)))
-
-
-def anysize(*arguments, cwd, code=0, environment=None):
-    done = subprocess.run(
-        [ANYSIZE, *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr
 
 
 def write_run(folder, kind="softmax", source="", bias=0.0):
@@ -119,10 +100,10 @@ def test_a_missing_extra_says_what_to_install(folder):
         "raise ModuleNotFoundError('No module named onnx', name='onnx')"
     )
     environment = {"PYTHONPATH": str(folder / "hidden")}
-    said = anysize("export", "run", "-o", "m.onnx", cwd=folder, code=2, environment=environment)
+    said = anysize("export", "run", "-o", "m.onnx", cwd=folder, code=2, env=environment)
     assert 'pip install "anysize[export]"' in said
     assert not (folder / "m.onnx").exists()
-    anysize("predict", "run", "photos", "-o", "out", cwd=folder, environment=environment)
+    anysize("predict", "run", "photos", "-o", "out", cwd=folder, env=environment)
 
 
 @pytest.mark.parametrize(

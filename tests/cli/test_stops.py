@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_commands import anysize, start, wait_for_steps
+from tests.cli.command import anysize
+from tests.cli.test_commands import start, wait_for_steps
 from tests.flow.runs import assert_same_results, events_of, run
 
 from anysize.checkpoint import load_latest_state

@@ -31,6 +31,7 @@ from anysize.plan.fingerprint import (
     DECODER_ERRORS,
     IMAGE_FORMATS,
     MAX_VALUES_A_PIXEL,
+    ORIENTATION,
     check_not_a_bomb,
     read_size,
     read_tiff_header,
@@ -46,8 +47,6 @@ EIGHT_BIT_MODES = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr"}
 )
 """Pillow's modes that convert to RGB without clipping."""
-
-_ORIENTATION = 0x0112
 
 # Tags of a TIFF. Source: TIFF 6.0.
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -128,7 +127,7 @@ def _raw_mode(image: Image.Image) -> str:
 
 
 def _decode_png_16(path: Path, image: Image.Image, raw_mode: str) -> tuple[Pixels, int]:
-    orientation = image.getexif().get(_ORIENTATION, 1)
+    orientation = image.getexif().get(ORIENTATION, 1)
     if raw_mode.startswith("LA"):
         # Four bytes a pixel, as 8-bit RGBA has.
         values = _decode_as(path, "RGBA").view(">u2")
@@ -309,7 +308,7 @@ def _tiff_bands(path: Path, tags: ImageFileDirectory_v2, bits: int) -> Pixels:
                 np.cumsum(part, axis=1, dtype=dtype, out=part)
         decoded.append(values)
     pixels = decoded[0] if planes == 1 else np.concatenate(decoded, axis=-1)
-    return _oriented(pixels, tags.get(_ORIENTATION, 1))
+    return _oriented(pixels, tags.get(ORIENTATION, 1))
 
 
 def _share(values: Sequence[int], plane: int, num_planes: int) -> Sequence[int]:
@@ -438,7 +437,7 @@ def describe_image(path: Path) -> ImageFacts:
         if tiff is not None:
             return ImageFacts(
                 size=size,
-                orientation=tiff.get(_ORIENTATION, 1),
+                orientation=tiff.get(ORIENTATION, 1),
                 num_frames=_num_frames(path),
                 bits=max(_bits(tiff)),
             )
@@ -446,7 +445,7 @@ def describe_image(path: Path) -> ImageFacts:
             raw_mode = _raw_mode(image)
             return ImageFacts(
                 size=size,
-                orientation=image.getexif().get(_ORIENTATION, 1),
+                orientation=image.getexif().get(ORIENTATION, 1),
                 num_frames=getattr(image, "n_frames", 1),
                 bits=16 if "16" in raw_mode and image.format == "PNG" else 8,
             )

@@ -18,12 +18,11 @@ from anysize.data.classes import Classes
 from anysize.data.faults import MOST_LISTED, FaultError
 from anysize.data.images import opened, readable, size_fault
 from anysize.data.shapes import LabelKind, paint
+from anysize.errors import first_names
 from anysize.geometry import Size
+from anysize.plan.fingerprint import ORIENTATION
 
 _PNG_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
-
-
-_ORIENTATION = 0x0112
 
 
 def label_kind(sample: Sample, classes: Classes) -> LabelKind:
@@ -179,12 +178,11 @@ def _check_values(plane: NDArray[np.uint8], num_values: int, ignore_index: int, 
 
 
 def _wrong_values(path: Path, counts: NDArray[np.intp], wrong: list[int], rule: str) -> FaultError:
-    listed = ", ".join(f"{v} ({counts[v]} pixels)" for v in wrong[:MOST_LISTED])
-    more = f" and {len(wrong) - MOST_LISTED} more" if len(wrong) > MOST_LISTED else ""
+    listed = first_names((f"{v} ({counts[v]} pixels)" for v in wrong), MOST_LISTED)
     return FaultError(
         "values",
         path,
-        f"{path} holds values that are not labels: {listed}{more}. {rule}",
+        f"{path} holds values that are not labels: {listed}. {rule}",
         tuple((str(v), int(counts[v])) for v in wrong),
     )
 
@@ -300,7 +298,7 @@ def _read_tiff_pages(path: Path, num_planes: int, sample: Sample) -> NDArray[np.
             image.seek(page)
             if image.mode not in {"1", "L", "P"}:
                 raise _wrong_stack(path, f"a page of Pillow's mode {image.mode!r}", num_planes)
-            if image.getexif().get(_ORIENTATION, 1) != 1:
+            if image.getexif().get(ORIENTATION, 1) != 1:
                 # Pillow would turn the page, and labels are never turned.
                 raise _wrong_stack(path, "a page with an orientation of its own", num_planes)
             check_size(path, Size(image.height, image.width), sample)

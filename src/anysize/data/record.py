@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anysize.data.samples import Sample
-from anysize.errors import DataError
+from anysize.errors import DataError, first_names
 from anysize.files import write_atomic
 from anysize.geometry import Size
 
 RECORD_FILE = "samples.json"
-_MOST_NAMED = 10
 
 
 def write_record(path: Path, train: Sequence[Sample], val: Sequence[Sample]) -> None:
@@ -108,12 +107,6 @@ def describe_changes(found: Comparison) -> str:
         names = first_names(found.added)
         return f"The data folder has {count} that the run did not begin with: {names}."
     return "The lists of images differ from those that the run began with."
-
-
-def first_names(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _entry(sample: Sample) -> list[object]:

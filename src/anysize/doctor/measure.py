@@ -33,7 +33,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from anysize.checkpoint import Weights, load_run_config, save_weights
+from anysize.checkpoint import load_run_config, save_weights
 from anysize.config import RunConfig
 from anysize.data.batching import epoch_steps
 from anysize.data.loader import Batch, LoadedStep, load_steps
@@ -459,16 +459,7 @@ def _evaluation(job: Job, rounds: Sequence[StepTimes], seconds: float) -> tuple[
         )
         took = time.perf_counter() - began
     began = time.perf_counter()
-    save_weights(
-        job.run / "weights.safetensors",
-        Weights(
-            model=job.model,
-            config=job.config.model,
-            classes=job.classes,
-            kind=job.config.loss.kind,
-            pixels=job.pixels,
-        ),
-    )
+    save_weights(job.run / "weights.safetensors", job.weights)
     saving = time.perf_counter() - began
     return took * sum(sizes) / sum(s.size.pixels for s in some) + saving, number
 

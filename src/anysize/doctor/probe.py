@@ -155,7 +155,6 @@ class Row:
     shape: list[int] | None = None
     num_forwards: int = 0
     num_evaluated: int = 0
-    num_backwards: int = 0
     num_compiles: int = 0
     usage: Any = None
     counts_syncs: bool = False
@@ -268,9 +267,7 @@ class Probe:
     def saw(self, stage: str, args: tuple[Any, ...]) -> None:
         """Counts a call."""
         self.seen[stage] += 1
-        if stage == "backward":
-            self.row.num_backwards += 1
-        elif stage == "workers" and hasattr(args[0], "dataset"):
+        if stage == "workers" and hasattr(args[0], "dataset"):
             self._saw_loader(args[0])
         if self.num_steps < 4 and stage in ("backward", "wait for data"):
             self._saw_line(stage)

@@ -40,7 +40,9 @@ MAX_NAMED = 10
 _PNG_EXIF_TEXT = b"Raw profile type exif"
 """Start of the text chunk in which ImageMagick keeps EXIF data."""
 
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
+"""EXIF's tag for how an image is to be turned. Source: TIFF 6.0, tag 274."""
+
 _WIDTH, _HEIGHT = 0x0100, 0x0101
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap height and width. Source: TIFF 6.0, tag 274."""
@@ -60,7 +62,7 @@ def read_size(path: Path) -> Size:
             with Image.open(path, formats=IMAGE_FORMATS) as image:
                 width, height = image.size
                 turned = _may_be_turned(image.format, path) and (
-                    image.getexif().get(_ORIENTATION) in _TURNED
+                    image.getexif().get(ORIENTATION) in _TURNED
                 )
             size = Size(width, height) if turned else Size(height, width)
         check_not_a_bomb(size)
@@ -116,7 +118,7 @@ def tiff_size(tags: ImageFileDirectory_v2) -> Size:
     width, height = tags.get(_WIDTH), tags.get(_HEIGHT)
     if type(width) is not int or type(height) is not int or width < 1 or height < 1:
         raise ValueError(f"a TIFF of {width} by {height} pixels")
-    turned = tags.get(_ORIENTATION) in _TURNED
+    turned = tags.get(ORIENTATION) in _TURNED
     return Size(width, height) if turned else Size(height, width)
 
 

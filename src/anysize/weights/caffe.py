@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anysize.config import UNITS, PixelConvention
-from anysize.errors import WeightsError
+from anysize.errors import WeightsError, first_names
 from anysize.weights.caffemodel import Layer, Window, read_caffemodel, read_mean
 from anysize.weights.foreign import Foreign, model_config
 
@@ -166,9 +166,8 @@ def _find_body(layers: Sequence[Layer], source: str) -> _Body:
                 missing.append(f"branch{part} of unit {unit + 1} of res{block + 2}")
     if missing:
         raise WeightsError(
-            f"{source} is not a whole ResNet: it lacks {', '.join(missing[:4])}"
-            f"{f' and {len(missing) - 4} more' if len(missing) > 4 else ''}. Take the file that "
-            "the training wrote."
+            f"{source} is not a whole ResNet: it lacks {first_names(missing, 4)}. Take the file "
+            "that the training wrote."
         )
     _check_shapes(convolutions, len(stem.blobs[0]), source)
     last = convolutions[f"body.units.block4_unit{units[3]}.conv3"].name.split("_")[0]

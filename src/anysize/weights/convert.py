@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import colorsys
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Literal
 
@@ -15,19 +16,16 @@ import torch
 from anysize.checkpoint import Kind, WeightsFile, expected_tensors, is_ours
 from anysize.config import UNITS
 from anysize.data.samples import Classes
-from anysize.errors import WeightsError
+from anysize.errors import WeightsError, first_names
 from anysize.weights.caffe import read_caffe
 from anysize.weights.caffemodel import is_caffemodel
-from anysize.weights.foreign import Foreign
+from anysize.weights.foreign import NO_HEAD, Foreign
 from anysize.weights.slim import read_slim
 from anysize.weights.tf_checkpoint import is_tf_checkpoint
 from anysize.weights.torch_file import is_torch_file, read_torch_file
 from anysize.weights.torchvision import foreign_from_torchvision
 
-NO_HEAD = "none"
-"""Name of a head that stands for: leave every head out."""
-
-MOST_LISTED = 8
+_listed = functools.partial(first_names, most=8)
 
 MOST_CLASSES = 255
 """Values of a uint8 mask, less the one to ignore."""
@@ -69,7 +67,7 @@ def convert(
     if foreign.unknown:
         raise WeightsError(
             f"{path} was taken for {foreign.source}, but holds tensors that nothing is known of: "
-            f"{_listed(list(foreign.unknown))}. Taken were {_listed(list(foreign.taken))}. Nothing "
+            f"{_listed(foreign.unknown)}. Taken were {_listed(foreign.taken)}. Nothing "
             "was written. Is it a checkpoint of another net, or of a changed one?"
         )
     if head == NO_HEAD:
@@ -115,7 +113,7 @@ def describe(foreign: Foreign) -> str:
     for name, reason in foreign.left_out.items():
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
-        lines.append(f"Left out, {reason}: {len(names)} ({_listed(names, 2)}).")
+        lines.append(f"Left out, {reason}: {len(names)} ({first_names(names, 2)}).")
     return "\n".join(lines)
 
 
@@ -177,7 +175,7 @@ def _meaning(
     if len(classes.names) != num_classes:
         raise WeightsError(
             f"{path} holds a head of {num_classes} channels, but --classes names "
-            f"{len(classes.names)}: {_listed(list(classes.names))}. Give one a channel, in their "
+            f"{len(classes.names)}: {_listed(classes.names)}. Give one a channel, in their "
             "order, or --head none to take the body only."
         )
     return kind, classes
@@ -230,10 +228,3 @@ def _check_values(path: Path, file: WeightsFile) -> None:
             raise WeightsError(
                 f"{path} holds negative variances in {name}, so it is damaged. Take another file."
             )
-
-
-def _listed(names: list[str], most: int = MOST_LISTED) -> str:
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

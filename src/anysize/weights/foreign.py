@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from anysize.config import UNITS, ModelConfig, PixelConvention
 
-__all__ = ["Foreign", "model_config"]
+__all__ = ["NO_HEAD", "Foreign", "model_config"]
+
+NO_HEAD = "none"
+"""Name of a head that stands for: leave every head out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

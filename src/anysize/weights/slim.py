@@ -10,6 +10,7 @@ pose estimation, `pose/{part_pred,locref_pred,pairwise_pred,intermediate_supervi
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -21,13 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anysize.config import PixelConvention
-from anysize.errors import WeightsError
-from anysize.weights.foreign import Foreign, model_config
+from anysize.errors import WeightsError, first_names
+from anysize.weights.foreign import NO_HEAD, Foreign, model_config
 from anysize.weights.tf_checkpoint import TfCheckpoint, read_tf_checkpoint
 
 __all__ = ["from_checkpoint", "read_slim"]
 
 Shape = tuple[int, ...]
+
+_first = functools.partial(first_names, most=3)
 
 _UNIT = re.compile(r"^(?:(?P<scope>.+)/)?block(?P<block>\d+)/unit_(?P<unit>\d+)/bottleneck_v1/")
 _NORM = {  # name in the file to ours
@@ -41,7 +44,6 @@ _BOOKKEEPING = re.compile(
 )
 _ZERO_DEBIAS = re.compile(r"/BatchNorm/moving_(mean|variance)/(biased|local_step)$")
 _OF_BLOCK_3 = "its input is block 3, and a head of Anysize takes block 4"
-NO_HEAD = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,13 +302,13 @@ def _choose(heads: Mapping[str, str], asked: str, path: Path) -> str:
         if len(found) != 1:
             trouble = "is not in" if not found else "names several heads of"
             raise WeightsError(
-                f"The head {asked!r} {trouble} {path}. It has {_first(heads, 20)}. Name one of "
-                f"them, or {NO_HEAD!r}."
+                f"The head {asked!r} {trouble} {path}. It has {first_names(heads, 20)}. Name one "
+                f"of them, or {NO_HEAD!r}."
             )
         if heads[found[0]]:
             raise WeightsError(
                 f"The head {found[0]} of {path} cannot be taken: {heads[found[0]]}. Those that "
-                f"can: {_first(fitting, 20)}."
+                f"can: {first_names(fitting, 20)}."
             )
         return found[0]
     if len(fitting) > 1:
@@ -314,8 +316,8 @@ def _choose(heads: Mapping[str, str], asked: str, path: Path) -> str:
         if len(pose) == 1:
             return pose[0]
         raise WeightsError(
-            f"{path} has {len(fitting)} heads: {_first(sorted(fitting), 20)}. Name the one to take "
-            f"with --head NAME, or none of them with --head {NO_HEAD}."
+            f"{path} has {len(fitting)} heads: {first_names(sorted(fitting), 20)}. Name the one to "
+            f"take with --head NAME, or none of them with --head {NO_HEAD}."
         )
     odd = [s for s, reason in heads.items() if reason and reason != _OF_BLOCK_3]
     if odd and not fitting:
@@ -381,11 +383,3 @@ def _is_of_a_variable(tensors: Mapping[str, NDArray[Any]], name: str) -> bool:
             return True
         parent = parent.partition("/")[2]
     return False
-
-
-def _first(names: Iterable[str], most: int = 3) -> str:
-    listed = list(names)
-    if not listed:
-        return "nothing"
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
