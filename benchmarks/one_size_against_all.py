@@ -33,14 +33,14 @@ import torch
 import torch.nn.functional as F
 
 from anysize.config import ModelConfig, OptimConfig
+from anysize.data.batch import Batch
 from anysize.data.batching import epoch_steps
-from anysize.data.loader import Batch
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch, target_canvas, target_rect
 from anysize.models.fcn import build_model
 from anysize.optim import build_optimizer
 from anysize.plan.canvases import plan_canvases
 from anysize.plan.packing import Pass, Step
-from anysize.train import train_step
+from anysize.step import train_step
 from plain_resnet import PlainFCN
 
 NUM_CLASSES = 15

@@ -36,10 +36,11 @@ from rich.table import Table
 
 from anysize.checkpoint import Weights, load_weights
 from anysize.config import OptimConfig
-from anysize.data.loader import Batch, normalise
+from anysize.data.batch import Batch
+from anysize.data.loader import normalise
 from anysize.geometry import Size, coarse_rect, single, target_canvas
 from anysize.optim import build_optimizer
-from anysize.train import train_step
+from anysize.step import train_step
 
 NETS = ("resnet_v1_50", "resnet_v1_101")
 BOUNDS = {"float32": 1e-4, "float64": 1e-9}

@@ -14,7 +14,8 @@ from typing import Any
 from anysize import metrics
 from anysize.checkpoint import Weights
 from anysize.config import PixelConvention, load_config
-from anysize.data.loader import Batch, LoadedStep, load_steps
+from anysize.data.batch import Batch
+from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.record import RECORD_FILE, compare_with_record
 from anysize.data.samples import Classes, Sample, read_folder, split_samples
 from anysize.data.transforms import no_augmentation

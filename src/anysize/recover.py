@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anysize.data.loader import Batch
+from anysize.data.batch import Batch
 from anysize.data.splitting import smaller_batches, split_to_fit
 from anysize.errors import DataError, DeviceError, WeightsError
 from anysize.files import write_atomic

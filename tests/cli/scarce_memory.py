@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from anysize.config import ModelConfig, OptimConfig
-from anysize.data.loader import Batch
+from anysize.data.batch import Batch
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch, target_canvas, target_rect
 from anysize.models.fcn import build_model
 from anysize.optim import build_optimizer
 from anysize.recover import PassLimit, Tally
-from anysize.train import train_step
+from anysize.step import train_step
 
 GEOMETRY = NetGeometry(16)
 SIZES = [Size(500, 512), Size(512, 400), Size(480, 512), Size(300, 300)]

@@ -15,7 +15,7 @@ from tests.flow.runs import LARGE, SMALL, run
 
 from anysize import train as train_module
 from anysize.config import load_config
-from anysize.data.loader import Batch
+from anysize.data.batch import Batch
 from anysize.doctor import measure as measure_module
 from anysize.doctor.diagnose import diagnose, reckon_epoch
 from anysize.doctor.findings import DoctorError
@@ -27,7 +27,7 @@ from anysize.models.fcn import build_model
 from anysize.optim import build_optimizer
 from anysize.plan.canvases import Plan, write_plan
 from anysize.runlog import read_events
-from anysize.train import train_step
+from anysize.step import train_step
 
 PLANNED = """
 [plan]

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from tests.flow.runs import assert_same_results, events_of, results, run, said
 
+from anysize import step as step_module
 from anysize import train as train_module
 from anysize.checkpoint import load_latest_state
 from anysize.config import ModelConfig, OptimConfig, PixelConvention
@@ -26,7 +27,7 @@ from anysize.models.fcn import FCN, build_model
 from anysize.optim import build_optimizer
 from anysize.plan.packing import Pass, Step
 from anysize.recover import PassLimit, Tally
-from anysize.train import train_step
+from anysize.step import train_step
 
 GEOMETRY = NetGeometry(16)
 
@@ -43,7 +44,7 @@ class _NanGradient(torch.autograd.Function):
 
 def spoil(monkeypatch, how, stem):
     """Makes the loss or the gradient of every step with an image not finite."""
-    real_step, real_loss = train_module.train_step, train_module.loss_sum
+    real_step, real_loss = train_module.train_step, step_module.loss_sum
     factor = {"nan": math.nan, "inf": math.inf, "gradient": 1.0}[how]
 
     def step(model, optimizer, batches, **kwargs):
@@ -55,7 +56,7 @@ def spoil(monkeypatch, how, stem):
                 return value
             return _NanGradient.apply(value) if how == "gradient" else value * factor
 
-        monkeypatch.setattr(train_module, "loss_sum", loss)
+        monkeypatch.setattr(step_module, "loss_sum", loss)
         return real_step(model, optimizer, batches, **kwargs)
 
     monkeypatch.setattr(train_module, "train_step", step)
@@ -126,7 +127,7 @@ def test_a_run_with_skipped_steps_resumes_bit_for_bit(workspace, monkeypatch):
 def test_bad_steps_in_a_row_stop_the_run_and_their_images_are_saved(workspace, monkeypatch):
     whole = run(workspace, "train.run=whole")
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "loss_sum", lambda *a, **k: torch.tensor(math.nan) * a[1].sum())
+        patch.setattr(step_module, "loss_sum", lambda *a, **k: torch.tensor(math.nan) * a[1].sum())
         with pytest.raises(DataError, match=r"3 steps in a row, up to step 3.*bad-steps\.json"):
             run(workspace, "train.max_bad_steps=3")
     bad = json.loads((workspace / "run/bad-steps.json").read_text())
@@ -138,7 +139,7 @@ def test_bad_steps_in_a_row_stop_the_run_and_their_images_are_saved(workspace, m
     # The images are what they were: a run that goes on takes the next step, and one that is still
     # bad stops at once.
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "loss_sum", lambda *a, **k: torch.tensor(math.nan) * a[1].sum())
+        patch.setattr(step_module, "loss_sum", lambda *a, **k: torch.tensor(math.nan) * a[1].sum())
         with pytest.raises(DataError, match="4 steps in a row"):
             run(workspace, "train.max_bad_steps=3", resume=True)
     run(workspace, resume=True)

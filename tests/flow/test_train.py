@@ -23,7 +23,8 @@ from anysize.optim import build_optimizer
 from anysize.plan.canvases import plan_canvases
 from anysize.plan.packing import pack
 from anysize.runlog import read_events
-from anysize.train import train, train_step
+from anysize.step import train_step
+from anysize.train import train
 
 QUIET = Console(quiet=True)
 

@@ -17,9 +17,9 @@ from itertools import islice
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from anysize.config import PixelConvention
+from anysize.data.batch import Batch
 from anysize.data.images import Pixels, decode_image
 from anysize.data.samples import Classes, Sample, decode_mask, label_kind
 from anysize.data.transforms import Draw, apply_draw
@@ -215,27 +215,6 @@ def _decode(sample: Sample, num_channels: int) -> Pixels:
             f"Leave the folder alone while it is in use; start again."
         )
     return image
-
-
-@dataclass(slots=True)
-class Batch:
-    """A canvas with its images and labels.
-
-    Attributes:
-        pixels: float32 `[n, c, h, w]`, channels last in memory, normalised; exactly zero outside
-            the images.
-        target: uint8 on `target_canvas`, `ignore_index` outside the images: `[n, th, tw]` of class
-            ids (softmax), or `[n, k, th, tw]` of 0 and 1 (sigmoid).
-        layout: The canvas and where its images lie.
-        stems: Of the images, in the order of `layout.placements`.
-        num_valid: Entries of `target` other than `ignore_index`.
-    """
-
-    pixels: Tensor
-    target: Tensor
-    layout: Layout
-    stems: tuple[str, ...]
-    num_valid: int
 
 
 @dataclass(slots=True)

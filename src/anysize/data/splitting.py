@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from anysize.data.loader import Batch
+from anysize.data.batch import Batch
 from anysize.geometry import (
     Canvas,
     Layout,

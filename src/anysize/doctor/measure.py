@@ -35,8 +35,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anysize.checkpoint import load_run_config, save_weights
 from anysize.config import RunConfig
+from anysize.data.batch import Batch
 from anysize.data.batching import epoch_steps
-from anysize.data.loader import Batch, LoadedStep, load_steps
+from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.transforms import Draw, largest_size
 from anysize.doctor.diagnose import WAIT, Control, Measurements, StepTimes, Trial
 from anysize.doctor.findings import DoctorError
@@ -48,7 +49,8 @@ from anysize.optim import set_learning_rate
 from anysize.plan.canvases import plan_canvases
 from anysize.plan.packing import Step
 from anysize.runlog import EventLog, read_events
-from anysize.train import Job, Place, drawn_epoch, prepare, run_steps, train_step, with_whole_paths
+from anysize.step import train_step
+from anysize.train import Job, Place, drawn_epoch, prepare, run_steps, with_whole_paths
 from anysize.world import (
     Precision,
     is_out_of_memory,
