@@ -7,10 +7,11 @@ It trains a residual net on photos of any size, one a step, to say which of 15 t
 (15 sigmoids), and times its steps.
 
 What stands for what: in 2016 it was a TensorFlow graph whose convolutions were tuned anew for each
-shape that came. Plain PyTorch on a CPU hardly minds a new shape, and `anysize why` says so
-(`--eager`). A graph that is made for a shape does mind, and `torch.compile(dynamic=False)` is that.
-Its cheapest backend is used, which generates no code, so that the cost shown is the least one. And
-like TensorFlow then, it does not give up after some shapes.
+shape that came. Plain PyTorch on a CPU hardly minds a new shape, and `anysize why` says how little
+that costs (`--eager`). A graph that is made for a shape does mind, and
+`torch.compile(dynamic=False)` is that. Its cheapest backend is used, which generates no code, so
+that the cost shown is the least one. And like TensorFlow then, it does not give up after some
+shapes.
 """
 
 import argparse

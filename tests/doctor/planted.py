@@ -52,6 +52,8 @@ PLANTS = {
     "wrong_timer": Plant("wrong_timer", "the script's own clock is wrong", 8, costs_time=False),
     "healthy": Plant("healthy", "", 60),
     "healthy_compiled": Plant("healthy_compiled", "", 40),
+    "right_timer": Plant("right_timer", "", 40),
+    "average_timer": Plant("average_timer", "", 40),
 }
 
 

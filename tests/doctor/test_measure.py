@@ -17,7 +17,7 @@ from anysize import train as train_module
 from anysize.config import load_config
 from anysize.data.batch import Batch
 from anysize.doctor import measure as measure_module
-from anysize.doctor.diagnose import diagnose, reckon_epoch
+from anysize.doctor.diagnose import describe, diagnose, reckon_epoch
 from anysize.doctor.findings import DoctorError
 from anysize.doctor.measure import find_subject, measure
 from anysize.errors import ConfigError, DataError
@@ -84,8 +84,22 @@ def test_the_stages_of_the_real_loop_add_up(planned):
     assert m.epoch_images == 11
     assert m.steps_per_epoch == 6
     assert m.val_images == 3
-    found = diagnose(m).verdict
-    assert sum(s for _, s in found.stages) == pytest.approx(reckon_epoch(m).wall_s)
+    diagnosis = diagnose(m)
+    found = diagnosis.verdict
+    assert sum(s for _, s in found.stages) == pytest.approx(found.wall_s, rel=0, abs=1e-9)
+    assert found.wall_s == reckon_epoch(m).wall_s
+    # What no stage accounts for is a line of its own, and what it says is what is left.
+    name, rest = found.stages[-1]
+    assert name == "unaccounted"
+    named = sum(seconds for _, seconds in found.stages[:-1])
+    assert rest == pytest.approx(found.wall_s - named, rel=0, abs=1e-9)
+    assert rest == pytest.approx(reckon_epoch(m).unaccounted_s, rel=0, abs=1e-9)
+    share = f"{rest / found.wall_s:.1%}"
+    assert any(
+        line.split()[0] == "unaccounted" and line.split()[-1] == share
+        for line in describe(m, diagnosis).splitlines()
+        if line.split()
+    )
     assert contents(planned) == before  # Nothing is left, and no folder of a run is made.
     assert not (planned / "run").exists()
 
@@ -361,3 +375,34 @@ def test_a_reckoned_epoch_is_a_real_one(planned):
     # Within a factor, since other processes come and go; starting up is not an epoch's.
     assert 0.4 < took / (m.epochs * epoch.wall_s) < 2.5
     assert math.isfinite(dataclasses.asdict(m)["limit_flops_s"])
+
+
+ROUNDS = 3
+
+
+@pytest.mark.slow
+def test_what_checkpoints_cost_is_what_leaving_them_out_saves(planned):
+    """Trained for real with one after each step, and with none but the last, by turns."""
+    path = planned / "run.toml"
+    text = path.read_text().replace("base_depth = 8", "base_depth = 32")
+    text = text.replace("epochs = 3", "epochs = 6").replace("checkpoint_every = 1000\n", "")
+    path.write_text(text)
+    set_keys(planned, evaluate_every=0, checkpoint_every=1)
+
+    def seconds_of(every, number):
+        began = time.perf_counter()
+        settings = (f"train.checkpoint_every={every}", f"train.run=run-{every}-{number}")
+        train_module.train(path, settings, console=Console(quiet=True))
+        return time.perf_counter() - began
+
+    claimed, saved = [], []
+    for number in range(ROUNDS):
+        m = measured(path, seconds=15)
+        found = diagnose(m).verdict
+        cost = next(f.cost_s for f in found.findings if f.cause == "checkpoints")
+        assert cost == dict(found.stages)["checkpoint"]
+        claimed.append(cost)
+        without_one = m.epochs * m.steps_per_epoch - 1  # The last is written anyway.
+        difference = seconds_of(1, number) - seconds_of(10**6, number)
+        saved.append(difference / without_one * m.steps_per_epoch)
+    assert statistics.median(claimed) == pytest.approx(statistics.median(saved), rel=0.2)

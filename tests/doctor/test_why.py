@@ -8,8 +8,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from anysize.doctor import why
+from anysize.doctor.counts import counts_json
 from anysize.doctor.findings import DoctorError
 from anysize.doctor.why import explain, watch
 from anysize.errors import ConfigError
@@ -194,6 +196,185 @@ def test_a_script_with_workers_stdin_spawn_arguments_and_a_folder_of_its_own(tmp
     page = (tmp_path / "why.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "http" not in page.replace("http-equiv", "")
+
+
+COUNTED = """
+import os, threading
+from torch import nn
+
+
+class Wide(nn.Module):
+    def forward(self, x):
+        return x.double().contiguous(memory_format=torch.channels_last).float().contiguous().clone()
+
+
+def write():
+    for number in range(10**6):
+        os.write(1, f"{number}\\n".encode())
+        threading.Event().wait(0.0005)
+
+
+threading.Thread(target=write, daemon=True).start()
+net = nn.Sequential(nn.Conv2d(8, 16, 3), Wide(), nn.Conv2d(16, 8, 3))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for number in range(100):
+    net(torch.randn(8, 8, 24, 24 + number % 5)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_copies_and_primitives_are_counted_and_no_line_of_the_script_is_lost(tmp_path):
+    done = run_why("--steps", 12, "--json", tmp_path / "why.json", written(tmp_path, COUNTED))
+    assert done.returncode == 0, done.stderr
+    assert "onednn_verbose" not in done.stdout + done.stderr
+    # The numbers that a thread writes while oneDNN's log is read all come, and each once.
+    lines = [int(line) for line in done.stdout.splitlines() if line.isdigit()]
+    assert sorted(lines) == list(range(len(lines)))
+    report = json.loads((tmp_path / "why.json").read_text())
+    copies = report["controls"]["copies"]
+    size = 8 * 16 * 22 * (22 + 11 % 5)
+    # To double and back, and the same for the gradient.
+    assert copies["dtype"]["calls"] == 4
+    assert copies["dtype"]["bytes"] == 2 * size * (8 + 4)
+    assert copies["memory format"]["calls"] >= 2
+    assert copies["copies"]["calls"] >= 1
+    assert copies["between devices"] == {"calls": 0, "bytes": 0}
+    assert report["counts"]["conversions of dtype"]["calls"] == 4
+    if torch.backends.mkldnn.is_available():
+        again, new = (report["controls"][f"primitives {name}"] for name in ("again", "new"))
+        assert again["made"] == 0
+        assert again["from_cache"] > 0
+        assert new["made"] > 0
+        assert report["counts"]["primitives made, new shape"]["calls"] == new["made"]
+
+
+def test_a_tool_that_is_missing_gives_fewer_counts_and_no_crash(tmp_path):
+    no_log = """
+    def broken(level):
+        raise RuntimeError("no oneDNN here")
+
+    torch.backends.mkldnn.verbose = broken
+    train(100)
+    """
+    watched = watch(written(tmp_path, no_log), num_steps=9, seconds=4)
+    found = explain(watched)
+    if torch.backends.mkldnn.is_available():
+        assert "not tried, primitives again: RuntimeError: no oneDNN here" in found.harmless
+    names = set(counts_json(watched.record))
+    assert "primitives made, shape seen before" not in names
+    assert {"page faults", "conversions of dtype", "recompiles", "synchronisations"} <= names
+
+
+def test_a_gpu_that_is_missing_is_the_scripts_own_error(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+    done = run_why(written(tmp_path, "train(4)\nmodel.to('cuda')\n"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert "probe.py" not in done.stderr
+    assert "3 steps" in done.stdout
+
+
+ON_A_DEVICE = """
+import queue, threading, time
+from anysize.doctor import controls, probe
+
+work = queue.Queue()
+
+
+def device():
+    while True:
+        time.sleep(work.get())
+        work.task_done()
+
+
+class Queued(torch.nn.Linear):
+    def forward(self, x):
+        work.put(0.1)
+        return super().forward(x)
+
+
+threading.Thread(target=device, daemon=True).start()
+torch.cuda.synchronize = lambda device=None: work.join()
+controls._works_ahead = lambda tensor: True
+probe._device_of = lambda model: "cuda"
+net = Queued(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for _ in range(50):
+    began = time.perf_counter()
+    net(torch.ones(1, 8)).square().mean().backward()
+    optimizer.step()
+    if "mended" in sys.argv:
+        torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_clock_that_does_not_wait_for_a_stand_in_of_a_device_is_found(tmp_path, mended):
+    """The device is a thread that sleeps; on a real one this was never run."""
+    script = written(tmp_path, ON_A_DEVICE)
+    watched = watch(script, ["mended"] if mended else [], num_steps=12, seconds=4)
+    waits = watched.record.facts["device_waits"]
+    lines = {line for wait in waits for file, line in wait["places"] if file == str(script)}
+    assert len(lines) == 1 + mended
+    control = watched.record.controls["queued"]
+    assert min(control["done"]) >= 0.1
+    causes = [finding.cause for finding in explain(watched).findings]
+    wrong = "the script's own clock is wrong: it does not wait for the device"
+    assert (wrong in causes) != mended
+
+
+def test_a_script_that_exits_after_some_steps_shows_its_own_words_before_the_verdict(tmp_path):
+    script = written(tmp_path, "train(6)\nprint('done', file=sys.stderr)\nsys.exit(5)\n")
+    script.write_text(script.read_text().replace("sys.exit(5)", "sys.exit('no more')"))
+    code = "import sys; from anysize.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "why", script],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout.startswith("done\nno more\nanysize why")
+    assert "5 steps" in done.stdout
+
+
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(5)", 5), ("", 0)])
+def test_a_script_that_ends_early_keeps_its_exit_code(tmp_path, ending, code):
+    watched = watch(written(tmp_path, f"train(4)\n{ending}\n"), controls=False)
+    assert (watched.code, watched.ended, len(watched.record.steps)) == (code, "by itself", 3)
+    explain(watched)
+
+
+def test_a_script_that_forks_is_timed_in_its_own_process_only(tmp_path):
+    forks = """
+    import os
+    for number in range(3):
+        child = os.fork()
+        if not child:
+            train(7)
+            print("child", number, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        train(2)
+    if not os.fork():
+        sys.exit(9)  # A child that ends as the script does.
+    os.wait()
+    print("parent", flush=True)
+    """
+    done = run_why("--json", tmp_path / "why.json", written(tmp_path, forks))
+    said = done.stdout.splitlines()
+    assert said[:4] == ["child 0", "child 1", "child 2", "parent"]
+    assert done.returncode == 0
+    assert len(json.loads((tmp_path / "why.json").read_text())["steps"]) == 5
+
+
+def test_a_script_that_reads_more_than_there_is_fails_with_its_own_error(tmp_path):
+    done = run_why(written(tmp_path, "train(4)\ninput()\n"), input="")
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("EOFError: EOF when reading a line")
+    assert "3 steps" in done.stdout
 
 
 def test_a_script_that_swallows_everything_is_ended(tmp_path, monkeypatch, capfd):

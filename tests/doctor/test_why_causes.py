@@ -9,11 +9,13 @@ import pytest
 from tests.doctor.planted import PLANTS, RECORDS, recorded, script_of, without_control
 
 from anysize.doctor.causes import Record, judge
+from anysize.doctor.counting import parse_log
+from anysize.doctor.counts import counts, counts_json
 from anysize.doctor.findings import DoctorError
-from anysize.doctor.own_clock import Timed, shown_by, suspects
+from anysize.doctor.own_clock import Timed, intervals, shown_by, stages_within, suspects
 from anysize.doctor.page import page
 from anysize.doctor.probe import Clock, Options, Probe, _with_evaluation
-from anysize.doctor.why import Watched, describe
+from anysize.doctor.why import Watched, before_and_after, describe, watched_json
 
 KEPT = sorted(path.stem for path in RECORDS.glob("*.json"))
 
@@ -280,6 +282,235 @@ def test_a_wrong_timer_that_no_step_was_long_enough_for_is_harmless():
     found = judge(replace(record, steps=short, controls={}))
     assert found.healthy
     assert any("drops whole seconds; no step was long enough" in line for line in found.harmless)
+
+
+INTERVALS = """
+import time
+from time import perf_counter
+from datetime import datetime
+
+start = time.time()
+end = time.time()
+for x in loader:
+    meter.update(time.time() - end)
+    self.began = perf_counter()
+    work()
+    ended = perf_counter()
+    print(ended - self.began, ended - other)
+    for part in parts:
+        deeper()
+        print(time.time() - self.began)
+    end = time.time()
+    a = datetime.now()
+    work()
+    print(int(1000 * (datetime.now() - a).total_seconds()))
+print(time.time() - start)
+"""
+
+
+def test_only_a_clock_that_measures_one_round_of_a_loop_is_an_interval():
+    found = [(interval.begin, interval.end) for interval in intervals(INTERVALS)]
+    # Beginning before the loop, and from a round to the next, many steps or the wait are measured.
+    assert found == [(10, 12), (18, 20), (6, 21)]
+    assert intervals("for") == []
+    loop = next(interval for interval in intervals(INTERVALS) if interval.end == 12)
+    lines = {"forward": [["s.py", 11]], "backward": [["t.py", 3], ["s.py", 11]]}
+    assert stages_within(loop, INTERVALS, lines, "s.py") >= {"forward", "backward", "loss"}
+    # What runs in a deeper loop runs many times; of that nothing is said.
+    assert not stages_within(loop, INTERVALS, {"forward": [["s.py", 15]]}, "s.py")
+    whole = next(interval for interval in intervals(INTERVALS) if interval.end == 21)
+    assert not stages_within(whole, INTERVALS, lines, "s.py")
+
+
+UNSYNCHRONISED = """
+for x in loader:
+    began = time.perf_counter()
+    loss = model(x)
+    loss.backward()
+    took = time.perf_counter() - began
+    print(loss.item())
+"""
+
+
+def on_a_device(*, waits=(), source=UNSYNCHRONISED, forward=0.002, done=0.1, syncs=3):
+    """Steps of 110 ms whose calls return after 5 ms."""
+    step = {
+        "wall_s": 0.11, "shape": [8], "forwards": 1, "compiles": 0, "rss_bytes": 0, "faults": 0,
+        "stages": {"forward": forward, "backward": 0.003, "between steps": 0.105 - forward},
+        "reads": {}, "counts_syncs": False,
+    }  # fmt: skip
+    facts = {
+        **recorded("healthy").facts,
+        "device": "cuda",
+        "num_sync_steps": syncs,
+        "call_lines": {"forward": [["s.py", 4]], "backward": [["s.py", 5]]},
+        "lines": [],
+        "device_waits": [
+            {"method": "item", "places": [["helper.py", 1], ["s.py", line]], "calls": 3}
+            for line in waits
+        ],
+    }
+    controls = {"queued": {"returned": [0.005] * 4, "done": [done] * 4}}
+    return Record(script="s.py", source=source, steps=[step] * 20, facts=facts, controls=controls)
+
+
+WAITLESS = "the script's own clock is wrong: it does not wait for the device"
+
+
+@pytest.mark.parametrize(
+    ("record", "is_wrong"),
+    [
+        (on_a_device(waits=(7,)), True),
+        (on_a_device(), True),
+        (on_a_device(waits=(6, 7)), False),  # A wait between the two reads.
+        (on_a_device(waits=(4,)), False),  # Or one within what is called there.
+        (on_a_device(forward=0.08), False),  # It shows what the device takes: something waits.
+        (on_a_device(done=0.005), False),  # The device is no slower than the calls.
+        (on_a_device(syncs=0), False),  # Waits were not looked at.
+        (replace(on_a_device(), controls={}), False),  # What it misses was not measured.
+        (on_a_device(source=UNSYNCHRONISED.replace("for x in", "began = 0\nfor x in")), True),
+        (on_a_device(source=UNSYNCHRONISED.replace("took = ", "# ")), False),
+    ],
+)
+def test_a_clock_that_does_not_wait_for_the_device_is_wrong(record, is_wrong):
+    if record.source.startswith("\nbegan = 0"):
+        lines = {"forward": [["s.py", 5]], "backward": [["s.py", 6]]}
+        record = replace(record, facts={**record.facts, "call_lines": lines})
+    found = [f for f in judge(record).findings if f.cause == WAITLESS]
+    assert bool(found) == is_wrong
+    for finding in found:
+        assert "shows 5.0 ms" in finding.evidence
+        assert "a step of the wall clock takes 110.0 ms" in finding.evidence
+        assert "return after 5.0 ms, and are done after 100.0 ms" in finding.evidence
+
+
+def test_on_a_cpu_no_clock_is_called_unsynchronised():
+    assert all("queued" not in recorded(name).controls for name in KEPT)
+    for name in KEPT:
+        assert WAITLESS not in [f.cause for f in judge(recorded(name)).findings]
+
+
+LOG = """x onednn_verbose,v1,info,oneDNN v3.12.0 (commit 80afa71)
+onednn_verbose,v1,primitive,info,template:operation,engine,exec_time
+onednn_verbose,v1,primitive,create:cache_miss,cpu,convolution,jit,forward_training,a,b,1.5
+onednn_verbose,v1,primitive,create:cache_hit,cpu,reorder,jit:uni,undef,a,b,0.001
+onednn_verbose,primitive,create:cache_miss,cpu,reorder,jit:uni,undef,a,b,0.25
+onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,a,b,2
+onednn_verbose,v1,primitive,exec,cpu,convolution,jit,a,b,nonsense
+onednn_verbose,v1
+of the script
+"""
+
+
+def test_a_log_of_onednn_is_summed_up():
+    assert parse_log(LOG) == {
+        "made": 2, "made_ms": 1.75, "from_cache": 1, "reorders": 1, "reorders_ms": 2
+    }  # fmt: skip
+    assert set(parse_log("").values()) == {0}
+
+
+COUNTED = {
+    "copies": {
+        "dtype": {"calls": 2, "bytes": 800},
+        "memory format": {"calls": 1, "bytes": 4_000_000},
+    },
+    "primitives again": parse_log(""),
+    "primitives new": parse_log(LOG),
+}  # fmt: skip
+
+
+def test_counts_are_of_a_step_and_say_how_they_were_made():
+    record = recorded("healthy")
+    record = replace(record, controls={**record.controls, **COUNTED})
+    table = {count.name: count for count in counts(record)}
+    number = len(record.steps)
+    assert table["page faults"].calls == sum(s["faults"] for s in record.steps) / number
+    outside = table["time outside the step"].seconds
+    within = ("forward", "loss", "backward", "after backward", "optimiser")
+    inside = sum(s["stages"].get(name, 0.0) for s in record.steps for name in within) / number
+    assert outside + inside == pytest.approx(record.wall_s / number, rel=1e-3)
+    assert (table["conversions of dtype"].calls, table["conversions of dtype"].num_bytes) == (
+        2,
+        800,
+    )
+    assert table["primitives made, new shape"].calls == 2
+    assert table["primitives made, new shape"].seconds == pytest.approx(0.00175)
+    assert all(count.measured for count in counts(record))
+    found = judge(record)
+    report = watched_json(watched("healthy", record), found)["counts"]
+    assert report == counts_json(record)
+    assert None not in [value for row in report.values() for value in row.values()]
+    drawn = page(watched("healthy", record), found)
+    assert drawn.count("<tr>") == 1 + len(table)
+    assert "conversions of memory format</th><td>1.00</td><td>4.000</td><td>-</td>" in drawn
+
+
+def test_a_count_whose_tool_failed_is_left_out_and_named():
+    controls = {**COUNTED, "copies": {"failed": "TypeError: no"}, "primitives again": None}
+    controls["primitives new"] = {"failed": "OSError: closed"}
+    record = replace(recorded("healthy"), controls=controls)
+    names = {count.name for count in counts(record)}
+    assert "conversions of dtype" not in names
+    assert "primitives made, shape seen before" not in names
+    assert "primitives made, new shape" not in names
+    assert {"page faults", "time outside the step"} <= names
+    assert "not tried, copies: TypeError: no" in judge(record).harmless
+    assert counts(replace(record, steps=[])) == []
+
+
+def test_counts_support_the_findings_that_they_are_about():
+    record = recorded("channels_last_lost")
+    before = judge(record).findings[0].evidence
+    after = judge(replace(record, controls={**record.controls, **COUNTED})).findings[0].evidence
+    assert "1 conversions of memory format a step, 4.0 MB" in after
+    assert "conversions" not in before
+    record = recorded("ten_sizes")
+    steps = [{**step, "tunes": i < 5} for i, step in enumerate(record.steps)]
+    found = judge(replace(record, steps=steps, controls={**record.controls, **COUNTED}))
+    said = next(line for line in found.harmless if "sizes in" in line)
+    assert (
+        "oneDNN makes 2 primitives in 1.8 ms for a shape never seen, 0 for one seen before" in said
+    )
+    assert "cuDNN tuned its kernels anew in 5 steps" in said
+
+
+def test_kernels_are_tuned_at_new_shapes_where_cudnns_flag_is_on():
+    record = recorded("ten_sizes")
+    facts = {
+        **record.facts,
+        "device": "cuda",
+        "cudnn": {"benchmark": True, "deterministic": False},
+        "reserved_bytes": 3000 + 7 * len(record.steps),
+        "reserved_bytes_at_first": 3000,
+    }
+
+    def tuned(tunes):
+        steps = [{**step, "tunes": tunes} for step in record.steps]
+        table = {count.name: count for count in counts(replace(record, steps=steps, facts=facts))}
+        assert table["growth of the device's memory"].num_bytes == 7
+        return table["kernel tuning"]
+
+    num_new = len({tuple(step["shape"]) for step in record.steps})
+    assert tuned(True).calls == num_new / len(record.steps)
+    assert "benchmark on, deterministic off" in tuned(True).measured
+    assert tuned(False).calls == 0
+    assert "kernel tuning" not in {count.name for count in counts(record)}  # An older record.
+
+
+def test_a_verdict_says_what_100_images_take_before_and_after_the_change():
+    record = recorded("recompiling")
+    found = judge(record)
+    assert found.findings[0].cost_s > 0
+    samples = sum(step["shape"][0] for step in record.steps)
+    before, after = before_and_after(watched("recompiling", record), found)
+    assert before == pytest.approx(100 * record.wall_s / samples)
+    assert before - after == pytest.approx(100 * found.findings[0].cost_s / samples)
+    what = "images" if len(record.steps[0]["shape"]) == 4 else "samples"
+    said = describe(watched("recompiling", record), found)
+    assert f"100 {what} take {before:.1f} s; after the change of finding 1, {after:.1f} s" in said
+    assert said.splitlines()[-1] in page(watched("recompiling", record), found)
+    healthy = recorded("healthy")
+    assert before_and_after(watched("healthy", healthy), judge(healthy)) is None
 
 
 def test_judging_needs_no_pytorch():

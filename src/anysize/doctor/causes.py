@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from anysize.doctor.findings import DoctorError, Finding, Verdict, verdict
-from anysize.doctor.own_clock import shown_by, suspects
+from anysize.doctor.own_clock import intervals, shown_by, stages_within, suspects
 
-__all__ = ["Record", "judge"]
+__all__ = ["STAGES", "Record", "counted", "first_visits", "growth_bytes", "judge"]
 
 MIN_SHARE = 0.05
 """Share of the wall clock from which a cause is a finding."""
@@ -45,6 +45,9 @@ STAGES = (
 
 DECODERS = ("PIL", "cv2", "imageio", "skimage", "torchvision", "tifffile", "rasterio", "matplotlib")
 """Libraries that read images."""
+
+MAX_SHOWN = 0.8
+"""Share of a step's forward and backward that a clock which waits for the device shows at least."""
 
 GROWTH_BYTES = 50_000
 """Least growth of memory a step that is worth a word."""
@@ -127,6 +130,7 @@ def judge(record: Record) -> Verdict:
         _batch,
         _threads,
         _clock,
+        _waitless_clock,
     ):
         found, fine = look(record)
         findings += found
@@ -231,7 +235,7 @@ def _sizes(record: Record) -> Found:
     visits = Counter(shapes)
     if len(visits) < 2:
         return [], []
-    first = _first_visits(record)
+    first = first_visits(record)
     control = _control(record, "sizes")
     if control is None:
         return [], []
@@ -243,12 +247,18 @@ def _sizes(record: Record) -> Found:
         if is_first
     )
     num_first = sum(first)
+    tuned = sum(
+        1 for step, new in zip(record.steps, first, strict=True) if new and step.get("tunes")
+    )
     size = "x".join(map(str, control["one"]))
     measured = (
         f"a shape never seen takes {_ms(one.before_s)} forward and backward, the same at once "
         f"again {_ms(again.after_s)}, as many elements in one shape ({size}) {_ms(one.after_s)} "
         f"({one.rounds} rounds in turn)"
+        f"{_made(record)}"
     )
+    if tuned:
+        measured += f"; cuDNN tuned its kernels anew in {tuned} steps (its `benchmark` flag is on)"
     if num_first < 0.5 * len(shapes):
         cost = max(0.0, again.share) * of_first
         if record.matters(cost) and again.certain:
@@ -275,7 +285,25 @@ def _sizes(record: Record) -> Found:
     ], []
 
 
-def _first_visits(record: Record) -> list[bool]:
+def _made(record: Record) -> str:
+    """Primitives that oneDNN makes for a new shape, in words; "" where its log was not read."""
+    new, again = counted(record, "primitives new"), counted(record, "primitives again")
+    if not (new and again):
+        return ""
+    return (
+        f"; by its own log oneDNN makes {new['made']:.0f} primitives in {new['made_ms']:.1f} ms "
+        f"for a shape never seen, {again['made']:.0f} for one seen before"
+    )
+
+
+def counted(record: Record, name: str) -> Mapping[str, Any]:
+    """What a step taken again was counted to do; empty where that could not be counted."""
+    found = record.controls.get(name) or {}
+    return {} if "failed" in found else found
+
+
+def first_visits(record: Record) -> list[bool]:
+    """Of each step, whether its input has a shape for the first time."""
     seen: set[tuple[int, ...]] = set()
     first = []
     for step in record.steps:
@@ -294,7 +322,7 @@ def _compiling(record: Record) -> Found:
     lasting = len(steps) >= 3 or steps[-1] >= len(record.steps) / 2
     if not (lasting and record.matters(cost)):
         return [], [f"torch.compile: {said}, {record.share(cost)}, and was done with it"]
-    first = _first_visits(record)
+    first = first_visits(record)
     with_new = sum(first[i] for i in steps)
     by_size = with_new >= 0.9 * len(steps)
     if by_size:
@@ -595,11 +623,8 @@ def _inside_loop(record: Record, stage: str, change: str) -> Found:
 def _memory(record: Record) -> Found:
     sizes = [step["rss_bytes"] for step in record.steps]
     num_graphs = record.facts["graphs"] - record.facts["graphs_at_first"]
-    later = sizes[len(sizes) // 3 :]
-    if len(later) < 6 or num_graphs < 0.5 * len(record.steps):
-        return [], []
-    slope = statistics.linear_regression(range(len(later)), later).slope
-    if slope < GROWTH_BYTES:
+    slope = growth_bytes(record)
+    if slope is None or slope < GROWTH_BYTES or num_graphs < 0.5 * len(record.steps):
         return [], []
     return [
         Finding(
@@ -613,6 +638,15 @@ def _memory(record: Record) -> Found:
             gain=f"{slope / 1e6:.2f} MB a step",
         )
     ], []
+
+
+def growth_bytes(record: Record) -> float | None:
+    """By how much memory grows a step; None for too few steps. The first third is start-up."""
+    sizes = [step["rss_bytes"] for step in record.steps]
+    later = sizes[len(sizes) // 3 :]
+    if len(later) < 6:
+        return None
+    return statistics.linear_regression(range(len(later)), later).slope
 
 
 def _tried(
@@ -649,12 +683,17 @@ def _channels_last(record: Record) -> Found:
         return [], []
     saved = _saved(control, "as it is", "kept")
     lost = ", ".join(f"`{name}`" for name in control["lost by"][:3])
+    turned = counted(record, "copies").get("memory format")
+    said = ""
+    if turned:
+        megabytes = turned["bytes"] / 1e6
+        said = f"; {turned['calls']} conversions of memory format a step, {megabytes:.1f} MB"
     return _tried(
         record,
         saved,
         cause="channels-last lost by one layer",
         evidence=f"{lost} takes channels-last and gives another layout: {_ms(saved.before_s)}, "
-        f"{_ms(saved.after_s)} where it is kept",
+        f"{_ms(saved.after_s)} where it is kept{said}",
         change=f"let {lost} keep the layout, or `.contiguous(memory_format=torch.channels_last)` "
         "behind it",
     )
@@ -732,7 +771,50 @@ def _clock(record: Record) -> Found:
                 f"{timed.begin} on it shows {shown:.2f} s a step, the wall clock {true:.2f} s "
                 f"(mean of {len(pairs)} steps)",
                 change="`.total_seconds()`, or `time.perf_counter()`, or `anysize.timing.Timer`",
-                gain="the truth; see docs/why-your-timer-lies.md",
+                gain=f"the truth, of which {abs(true - shown):.2f} s a step are hidden; see "
+                "docs/why-your-timer-lies.md",
             )
         )
     return findings, harmless
+
+
+def _waitless_clock(record: Record) -> Found:
+    """Timers that are read before the device is done: what they show is how long queueing took.
+
+    What they show was measured: it is the time of the stages between their lines, which nothing
+    synchronises. So was what they miss: the same forward and backward until the device is done.
+    """
+    control, waits = record.controls.get("queued") or {}, record.facts.get("device_waits", [])
+    steps = [step for step in record.steps if not step["counts_syncs"]]
+    if "done" not in control or not record.facts["num_sync_steps"] or not steps:
+        return [], []
+    returned, done = (statistics.median(control[side]) for side in ("returned", "done"))
+    for timed in intervals(record.source):
+        inside = stages_within(timed, record.source, record.facts["call_lines"], record.script)
+        waited = any(
+            file == record.script and timed.begin < line <= timed.end
+            for wait in waits
+            for file, line in wait["places"]
+        )
+        shown = statistics.median(
+            [sum(step["stages"].get(stage, 0.0) for stage in inside) for step in steps]
+        )
+        if waited or not {"forward", "backward"} <= inside or shown > MAX_SHOWN * done:
+            continue
+        wall = statistics.median([step["wall_s"] for step in steps])
+        return [
+            Finding(
+                cause="the script's own clock is wrong: it does not wait for the device",
+                cost_s=0.0,
+                evidence=f"{record.where(record.script, timed.end)} shows {_ms(shown)} from "
+                f"line {timed.begin} on, a step of the wall clock takes {_ms(wall)}, and no line "
+                f"between waits for the device: forward and backward return after "
+                f"{_ms(returned)}, and are done after {_ms(done)} (median of "
+                f"{len(control['done'])} rounds)",
+                change="torch.cuda.synchronize() before each read of the clock, or "
+                "`anysize.timing.Timer(synchronise=torch.cuda.synchronize)`",
+                gain=f"the truth, of which {_ms(done - shown)} a step are hidden; see "
+                "docs/why-your-timer-lies.md",
+            )
+        ], []
+    return [], []

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from anysize.doctor.counting import count_copies, count_primitives
+
 __all__ = ["run_controls"]
 
 Run = Callable[[], tuple[float, int]]
@@ -27,6 +29,9 @@ MAX_ROUNDS = 40
 SMALL_BATCH = 8
 LARGER = 4
 """How many times larger a batch is tried."""
+
+MAX_COUNTED_SHARE = 0.1
+"""Share of the time for controls that one step may take for some more to be counted."""
 
 
 def run_controls(subject: Any, shapes: list[list[int]], budget_s: float) -> dict[str, Any]:
@@ -51,10 +56,13 @@ def run_controls(subject: Any, shapes: list[list[int]], budget_s: float) -> dict
             replay = Replay(subject)
         except Exception as error:  # noqa: BLE001 - copying runs the script's own code
             return {**found, "failed": f"the net cannot be copied: {error}"[:300]}
-        planned = list(_planned(replay, shapes))
+        unseen = Unseen(replay.shape, shapes)
+        planned = list(_planned(replay, unseen))
         for i, (name, control) in enumerate(planned):
             left = (deadline - time.perf_counter()) / (len(planned) - i)
             _attempt(found, name, lambda run=control, left=left: run(max(left, 0.5)))
+        for name, count in _counted(replay, unseen, budget_s):
+            _attempt(found, name, count)
     return found
 
 
@@ -78,15 +86,29 @@ class Replay:
         size = next(_tensors((args, kwargs))).numel()
         _synchronise(self.first)
         began = time.perf_counter()
+        self._queue(model, args, kwargs)
+        _synchronise(self.first)
+        seconds = time.perf_counter() - began
+        model.zero_grad(set_to_none=True)
+        return seconds, size
+
+    def queued(self) -> tuple[float, float]:
+        """Seconds after which a step's calls have returned, and after which the device is done."""
+        _synchronise(self.first)
+        began = time.perf_counter()
+        self._queue(self.model, self.args, self.kwargs)
+        returned = time.perf_counter() - began
+        _synchronise(self.first)
+        done = time.perf_counter() - began
+        self.model.zero_grad(set_to_none=True)
+        return returned, done
+
+    def _queue(self, model: Any, args: Any, kwargs: Any) -> None:
         casting = torch.autocast(self.autocast[0], self.autocast[1]) if self.autocast else None
         with casting or nullcontext():
             output = model(*args, **kwargs)
         loss = sum(t.square().mean() for t in _tensors(output) if t.requires_grad)
         loss.backward()  # pyright: ignore[reportAttributeAccessIssue]
-        _synchronise(self.first)
-        seconds = time.perf_counter() - began
-        model.zero_grad(set_to_none=True)
-        return seconds, size
 
     def as_it_is(self) -> tuple[float, int]:
         """The step that the script took last, once more."""
@@ -121,15 +143,41 @@ def _modules(model: torch.nn.Module, subject: Any) -> list[torch.nn.Module]:
     return [*wrapper, *model.modules()]
 
 
-def _planned(
-    replay: Replay, shapes: list[list[int]]
-) -> Iterator[tuple[str, Callable[[float], Any]]]:
+class Unseen:
+    """Shapes close to the script's own that have not been visited, without end.
+
+    Attributes:
+        shapes: Of the script's steps, of as many dimensions as the last.
+        varying: Dimensions in which they differ; none where there is nothing to draw.
+        multiple: Of these dimensions, what a net may ask for.
+    """
+
+    def __init__(self, last: list[int], shapes: list[list[int]]) -> None:
+        self.shapes = [s for s in shapes if len(s) == len(last)]
+        self.varying = [d for d in range(1, len(last)) if len({s[d] for s in self.shapes}) > 1]
+        self.multiple = {d: _common_multiple([s[d] for s in self.shapes]) for d in self.varying}
+        self._seen = {tuple(s) for s in self.shapes}
+        self._chosen = random.Random(0)
+        self._reach = 2
+
+    def draw(self) -> list[int]:
+        """The next one."""
+        while True:
+            shape = list(self._chosen.choice(self.shapes))
+            for d, step in self.multiple.items():
+                offset = self._chosen.randint(-self._reach, self._reach)
+                shape[d] = max(step, shape[d] + step * offset)
+            if tuple(shape) not in self._seen:
+                self._seen.add(tuple(shape))
+                return shape
+            self._reach += 1
+
+
+def _planned(replay: Replay, unseen: Unseen) -> Iterator[tuple[str, Callable[[float], Any]]]:
     """The controls that apply, by name; each is given its seconds."""
     cores = _num_cores()
-    shapes = [s for s in shapes if len(s) == len(replay.shape)]
-    varying = [d for d in range(1, len(replay.shape)) if len({s[d] for s in shapes}) > 1]
-    if varying and not replay.is_compiled:
-        yield "sizes", lambda budget: _sizes(replay, shapes, varying, budget)
+    if unseen.varying and not replay.is_compiled:
+        yield "sizes", lambda budget: _sizes(replay, unseen, budget)
     if any(p.dtype == torch.float64 for p in replay.model.parameters()):
         yield "float64", lambda budget: _float64(replay, budget)
     if torch.get_num_threads() > cores:
@@ -138,6 +186,8 @@ def _planned(
         yield "channels last", lambda budget: _channels_last(replay, budget)
     if replay.shape and replay.shape[0] <= SMALL_BATCH and len(replay.shape) > 1:
         yield "batch", lambda budget: _batch(replay, budget)
+    if _works_ahead(replay.first):
+        yield "queued", lambda budget: _queued(replay, min(budget, 2.0))
     yield "limit", lambda budget: _limit(replay, min(budget, 2.0))
 
 
@@ -167,23 +217,19 @@ def _take_turns(sides: dict[str, Run], budget_s: float) -> dict[str, Any]:
     return {"seconds": times, "sizes": sizes}
 
 
-def _sizes(
-    replay: Replay, shapes: list[list[int]], varying: list[int], budget_s: float
-) -> dict[str, Any]:
+def _sizes(replay: Replay, unseen: Unseen, budget_s: float) -> dict[str, Any]:
     """Shapes never seen, each once more at once, and one shape of as many elements."""
-    seen = {tuple(s) for s in shapes}
-    multiple = {d: _common_multiple([s[d] for s in shapes]) for d in varying}
-    unseen = _unseen(shapes, seen, multiple)
+    shapes = unseen.shapes
     one = list(replay.shape)
-    for d in varying:
+    for d, multiple in unseen.multiple.items():
         middle = (sum(s[d] ** 2 for s in shapes) / len(shapes)) ** 0.5
-        grid = multiple[d] if multiple[d] >= 16 else 16 if middle >= 32 else 1
+        grid = multiple if multiple >= 16 else 16 if middle >= 32 else 1
         one[d] = max(grid, round(middle / grid) * grid)
     one_inputs = replay.resized(one)
     last: list[Any] = []
 
     def new() -> tuple[float, int]:
-        last[:] = replay.resized(next(unseen))
+        last[:] = replay.resized(unseen.draw())
         return replay.step(replay.model, *last)
 
     return {
@@ -197,23 +243,6 @@ def _sizes(
             budget_s,
         ),
     }
-
-
-def _unseen(
-    shapes: list[list[int]], seen: set[tuple[int, ...]], multiple: dict[int, int]
-) -> Iterator[list[int]]:
-    """Shapes close to the script's own that have not been visited, without end."""
-    chosen = random.Random(0)
-    reach = 2
-    while True:
-        shape = list(chosen.choice(shapes))
-        for d, step in multiple.items():
-            shape[d] = max(step, shape[d] + step * chosen.randint(-reach, reach))
-        if tuple(shape) in seen:
-            reach += 1
-            continue
-        seen.add(tuple(shape))
-        yield shape
 
 
 def _common_multiple(lengths: list[int]) -> int:
@@ -328,6 +357,31 @@ def _batch(replay: Replay, budget_s: float) -> dict[str, Any]:
     }
 
 
+def _queued(replay: Replay, budget_s: float) -> dict[str, Any]:
+    """What a clock that does not wait for the device shows of a step, and what it takes."""
+    replay.queued()
+    times: list[tuple[float, float]] = []
+    until = time.perf_counter() + budget_s
+    while len(times) < MIN_ROUNDS or (time.perf_counter() < until and len(times) < MAX_ROUNDS):
+        times.append(replay.queued())
+    returned, done = zip(*times, strict=True)
+    return {"returned": list(returned), "done": list(done)}
+
+
+def _counted(
+    replay: Replay, unseen: Unseen, budget_s: float
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Counts of a step taken again, and of one of a new shape; none where steps are very long."""
+    seconds, _ = replay.as_it_is()
+    if seconds > MAX_COUNTED_SHARE * budget_s:
+        return
+    yield "copies", lambda: count_copies(replay.as_it_is)
+    yield "primitives again", lambda: count_primitives(replay.as_it_is)
+    if unseen.varying:
+        inputs = replay.resized(unseen.draw())
+        yield "primitives new", lambda: count_primitives(lambda: replay.step(replay.model, *inputs))
+
+
 def _limit(replay: Replay, budget_s: float) -> dict[str, Any]:
     """Floating-point operations of a step, and the most a second that this device did."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -398,8 +452,13 @@ def _detached(value: Any) -> Any:
     return _mapped(value, lambda tensor: tensor.detach().clone())
 
 
+def _works_ahead(tensor: torch.Tensor) -> bool:
+    """Whether calls on its device return before the work is done."""
+    return tensor.device.type == "cuda"
+
+
 def _synchronise(tensor: torch.Tensor) -> None:
-    if tensor.device.type == "cuda":
+    if _works_ahead(tensor):
         torch.cuda.synchronize(tensor.device)
 
 

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from anysize.checkpoint import load_run_config, save_weights
 from anysize.config import RunConfig
@@ -45,6 +44,7 @@ from anysize.errors import ShapeError
 from anysize.evaluate import evaluate
 from anysize.files import LOCK_NAME
 from anysize.geometry import Canvas, Size, padded_batch, target_canvas
+from anysize.limits import convolution_flops_s, count_flops
 from anysize.optim import set_learning_rate
 from anysize.plan.canvases import plan_canvases
 from anysize.plan.packing import Step
@@ -302,7 +302,12 @@ def _measure(job: Job, folder: Path, seconds: float, say: Callable[[str], object
         trials=tuple(trials),
         memory_share=controls.memory_share,
         flops_a_pixel=controls.flops_a_pixel(),
-        limit_flops_s=_limit_flops_s(job),
+        limit_flops_s=convolution_flops_s(
+            4 * job.config.model.base_depth,
+            precision=job.config.train.precision,
+            device=job.device,
+            seconds=LIMIT_SECONDS,
+        ),
         not_measured=not_measured,
     )
 
@@ -521,9 +526,10 @@ class _Controls:
 
     def flops_a_pixel(self) -> float:
         """Multiplications and additions of a training step, a canvas pixel; without recomputing."""
-        with _changed(self._job, RECOMPUTE), FlopCounterMode(display=False) as counter:
-            _take(self._job, self._one_size, self._job.config.train.precision)
-        return counter.get_total_flops() / self._one_size.batches[0].layout.canvas.pixels
+        precision = self._job.config.train.precision
+        with _changed(self._job, RECOMPUTE):
+            flops = count_flops(lambda: _take(self._job, self._one_size, precision))
+        return flops / self._one_size.batches[0].layout.canvas.pixels
 
     def _names(self) -> list[str]:
         config = self._job.config
@@ -747,28 +753,6 @@ def _other_plans(
             best = _Other(job=dataclasses.replace(job, plan=plan), settings=settings, steps=packed)
     if best is not None:
         yield best
-
-
-def _limit_flops_s(job: Job) -> float:
-    """What a 3x3 convolution of the net's width reaches at a good shape, in the run's precision."""
-    width = 4 * job.config.model.base_depth
-    slots, extent = (8, 128) if job.device.type == "cuda" else (1, 64)
-    dtype = torch.bfloat16 if job.config.train.precision == "bf16" else torch.float32
-    x = torch.ones(slots, width, extent, extent, dtype=dtype, device=job.device)
-    x = x.contiguous(memory_format=torch.channels_last)
-    weights = torch.ones(width, width, 3, 3, dtype=dtype, device=job.device)
-    weights = weights.contiguous(memory_format=torch.channels_last)
-    flops = 2 * 9 * width * width * slots * extent * extent
-    best, deadline = math.inf, time.perf_counter() + LIMIT_SECONDS
-    with torch.inference_mode():
-        while time.perf_counter() < deadline or best == math.inf:
-            for _ in range(2):  # The first of all pays for what is done once.
-                synchronise(job.device)
-                began = time.perf_counter()
-                torch.nn.functional.conv2d(x, weights, padding=1)
-                synchronise(job.device)
-                best = min(best, time.perf_counter() - began)
-    return flops / best
 
 
 def _smallest_pass(loaded: LoadedStep) -> LoadedStep:

@@ -1,4 +1,4 @@
-"""Finds timers in a script that drop whole seconds, and what they would have shown.
+"""Finds a script's timers, those that drop whole seconds, and what they would have shown.
 
 From the source text and the measured stages; nothing is run.
 """
@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Timed", "shown_by", "suspects"]
+__all__ = ["Interval", "Timed", "intervals", "shown_by", "stages_within", "suspects"]
 
 PARTS = ("microseconds", "seconds")
 CLOCKS = ("now", "utcnow", "today")
+TIMES = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,89 @@ def suspects(source: str) -> list[Timed]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What a script's clock measures in one round of a loop.
+
+    Attributes:
+        begin, end: Lines in which the clock is read.
+        scope: First and last line of the loop or function that both lie in, and no deeper one.
+    """
+
+    begin: int
+    end: int
+    scope: tuple[int, int]
+
+
+def intervals(source: str) -> list[Interval]:
+    """The places where the difference of two clock times of one round is taken.
+
+    A clock that is read before a loop and again within it measures many steps, and is none.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return []
+    reads: dict[str, list[int]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and _reads_clock(node.value):
+            for target in node.targets:
+                reads.setdefault(ast.unparse(target), []).append(node.lineno)
+    found: set[Interval] = set()
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)):
+            continue
+        ends = [node.lineno] if _reads_clock(node.left) else reads.get(ast.unparse(node.left), [])
+        end = max((line for line in ends if line <= node.lineno), default=0)
+        begin = max(
+            (line for line in reads.get(ast.unparse(node.right), []) if line < end), default=0
+        )
+        if begin and scope_of(tree, begin) == scope_of(tree, end):
+            found.add(Interval(begin, end, scope_of(tree, end)))
+    return sorted(found, key=lambda interval: interval.end)
+
+
+def _reads_clock(value: ast.expr) -> bool:
+    for node in ast.walk(value):
+        if isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Attribute) and called.attr in (*CLOCKS, *TIMES):
+                return True
+            if isinstance(called, ast.Name) and called.id in TIMES:
+                return True
+    return False
+
+
+def scope_of(tree: ast.Module, line: int) -> tuple[int, int]:
+    """First and last line of the innermost loop or function around a line; all for none."""
+    around = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return min(around, key=lambda scope: scope[1] - scope[0], default=(0, 0))
+
+
+def stages_within(
+    interval: Interval,
+    source: str,
+    call_lines: Mapping[str, Sequence[Sequence[Any]]],
+    script: str,
+) -> set[str]:
+    """The stages that begin between two reads of a clock, in the same round of the same loop."""
+    tree = ast.parse(source)
+    places = {
+        stage: [
+            [file, line]
+            for file, line in places
+            if file == script and scope_of(tree, line) == interval.scope
+        ]
+        for stage, places in call_lines.items()
+    }
+    return _stages_between(interval.begin, interval.end, places, script)
+
+
 def _is_clock(value: ast.expr) -> bool:
     return (
         isinstance(value, ast.Call)
@@ -101,10 +185,18 @@ def shown_by(
     script: str,
 ) -> list[tuple[float, float]]:
     """(shown, true) seconds of each step between the two lines; empty where no stage lies there."""
+    inside = _stages_between(timed.begin, timed.end, call_lines, script)
+    true = [sum(step["stages"].get(stage, 0.0) for stage in inside) for step in steps]
+    return [(timed.shows(seconds), seconds) for seconds in true] if inside else []
+
+
+def _stages_between(
+    begin: int, end: int, call_lines: Mapping[str, Sequence[Sequence[Any]]], script: str
+) -> set[str]:
     inside = {
         stage
         for stage, places in call_lines.items()
-        if any(file == script and timed.begin < line <= timed.end for file, line in places)
+        if any(file == script and begin < line <= end for file, line in places)
     }
     if {"forward", "backward"} <= inside:
         inside.add("loss")
@@ -112,5 +204,4 @@ def shown_by(
         inside.add("after backward")
     if inside & {"forward", "backward"}:
         inside.add("compiling")
-    true = [sum(step["stages"].get(stage, 0.0) for stage in inside) for step in steps]
-    return [(timed.shows(seconds), seconds) for seconds in true] if inside else []
+    return inside

@@ -15,8 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from anysize.doctor.causes import STAGES
-from anysize.doctor.findings import Verdict, format_verdict
-from anysize.doctor.why import Watched
+from anysize.doctor.counts import Count, counts
+from anysize.doctor.findings import Verdict
+from anysize.doctor.why import Watched, describe
 
 __all__ = ["page"]
 
@@ -54,9 +55,25 @@ def page(watched: Watched, found: Verdict) -> str:
     ):
         picture = base64.b64encode(_png(figure)).decode()
         sections.append(f'<h2>{name}</h2><img alt="{name}" src="data:image/png;base64,{picture}">')
-    said = html.escape(format_verdict(found, over="measurement"))
+    sections.append(f"<h2>Counted, a step</h2>{_table(counts(watched.record))}")
+    said = html.escape(describe(watched, found))
     sections.append(f"<h2>All that was measured</h2><pre>{said}</pre>")
     return _PAGE.replace("TITLE", title).replace("BODY", "\n".join(sections))
+
+
+def _table(rows: Sequence[Count]) -> str:
+    """What was counted, a line each; a dash for what does not apply."""
+
+    def cell(value: float | None, scale: float, digits: int) -> str:
+        return "<td>-</td>" if value is None else f"<td>{scale * value:.{digits}f}</td>"
+
+    lines = [
+        f"<tr><th>{html.escape(row.name)}</th>{cell(row.calls, 1, 2)}{cell(row.num_bytes, 1e-6, 3)}"
+        f"{cell(row.seconds, 1000, 2)}<td class='how'>{html.escape(row.measured)}</td></tr>"
+        for row in rows
+    ]
+    head = "<tr><th></th><th>times</th><th>MB</th><th>ms</th><th class='how'>measured by</th></tr>"
+    return f"<table>{head}{''.join(lines)}</table>"
 
 
 def _draw_steps(steps: Sequence[Any]) -> Figure:
@@ -116,6 +133,8 @@ _PAGE = """<!doctype html>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 img { max-width: 100% } dt { font-weight: 600 } pre { overflow-x: auto; background: #f5f5f5;
 padding: 1rem }
+table { border-collapse: collapse; font-size: 0.85rem } th { text-align: left; font-weight: 600 }
+td { text-align: right } th, td { padding: 0 0.8rem 0 0 } .how { text-align: left }
 </style></head><body>
 BODY
 </body></html>

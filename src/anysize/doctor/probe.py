@@ -188,7 +188,10 @@ class Probe:
         self.num_sync_steps = 0
         self.call_lines: dict[str, list[tuple[str, int]]] = {}
         self.patched: list[tuple[Any, str, Any]] = []
-        self.sync_patched: list[tuple[str, Any]] = []
+        self.sync_patched: list[tuple[Any, str, Any]] = []
+        self.on_gpu = False
+        self.reserved_at_first = 0
+        self.device_waits: Counter[tuple[str, tuple[tuple[str, int], ...]]] = Counter()
         self.handles: list[Any] = []
         self.unlisten: Callable[[], None] | None = None
         self.stopping = False
@@ -356,6 +359,8 @@ class Probe:
             self._hook_model(self.subject.model)
         self._listen_to_compiler()
         self.graphs_at_first = _num_graphs()
+        self.on_gpu = _device_of(self.subject.model) == "cuda"
+        self.reserved_at_first = self._reserved_bytes()
         self.switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         threading.Thread(target=self._sample, name="anysize-why", daemon=True).start()
@@ -464,6 +469,7 @@ class Probe:
             faults=after.ru_minflt - before.ru_minflt,
             switches=after.ru_nivcsw - before.ru_nivcsw,
             rss_bytes=_rss_bytes(),
+            tunes=self.on_gpu and bool(sys.modules["torch.backends.cudnn"].benchmark),
         )
         self._listen_to_compiler()
 
@@ -500,7 +506,21 @@ class Probe:
             "model": type(self.subject.model).__name__ if self.subject.model is not None else None,
             "graphs": _num_graphs(),
             "graphs_at_first": self.graphs_at_first,
+            "cudnn": {
+                "benchmark": bool(torch.backends.cudnn.benchmark),
+                "deterministic": bool(torch.backends.cudnn.deterministic),
+            },
+            "reserved_bytes": self._reserved_bytes(),
+            "reserved_bytes_at_first": self.reserved_at_first,
+            "device_waits": [
+                {"method": method, "places": list(places), "calls": calls}
+                for (method, places), calls in self.device_waits.items()
+            ],
         }
+
+    def _reserved_bytes(self) -> int:
+        """What PyTorch's allocator holds of the device's memory; 0 without a GPU."""
+        return int(sys.modules["torch"].cuda.memory_reserved()) if self.on_gpu else 0
 
     # Reads of single values.
 
@@ -509,19 +529,39 @@ class Probe:
             return
         import torch
 
-        for name, original in self.sync_patched:
+        for owner, name, original in self.sync_patched:
             if original is None:
-                delattr(torch.Tensor, name)
+                delattr(owner, name)
             else:
-                setattr(torch.Tensor, name, original)
+                setattr(owner, name, original)
         self.sync_patched.clear()
         if on:
             for name in SYNCS:
                 self._count_sync(torch.Tensor, name)
+        if on and self.on_gpu:
+            for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
+                self._count_wait(owner, "synchronize")
+
+    def _count_wait(self, owner: Any, name: str) -> None:
+        original, probe = getattr(owner, name), self
+        self.sync_patched.append((owner, name, owner.__dict__.get(name)))
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if probe.mine():
+                    probe.saw_wait(name, sys._getframe(1))
+
+        setattr(owner, name, counted)
+
+    def saw_wait(self, name: str, frame: Any) -> None:
+        """Notes which lines of the script wait for the device."""
+        self.device_waits[(name, tuple(_own_places(frame)))] += 1
 
     def _count_sync(self, tensor: Any, name: str) -> None:
         original, probe = getattr(tensor, name), self
-        self.sync_patched.append((name, tensor.__dict__.get(name)))
+        self.sync_patched.append((tensor, name, tensor.__dict__.get(name)))
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             if probe.reading or not probe.mine():
@@ -542,6 +582,8 @@ class Probe:
         place = _own_place(frame)
         if place is None:
             return
+        if self.on_gpu:
+            self.saw_wait(name, frame)
         gap = began - self.read_ended
         in_loop = self.read_in == (stage, place[0]) and gap < READ_GAP_S
         gap = gap if in_loop else 0.0

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from anysize.doctor.causes import Record, judge
+from anysize.doctor.counts import counts_json
 from anysize.doctor.findings import DoctorError, Verdict, format_verdict, to_json
 from anysize.errors import ConfigError
 
-__all__ = ["Watched", "describe", "explain", "watch", "watched_json"]
+__all__ = ["Watched", "before_and_after", "describe", "explain", "watch", "watched_json"]
 
 GRACE_S = 10.0
 """Time that a script has to end once it was stopped, and again after SIGTERM."""
@@ -212,6 +213,10 @@ _NOTHING_KNOWN: dict[str, Any] = {
     "model": None,
     "graphs": 0,
     "graphs_at_first": 0,
+    "cudnn": {"benchmark": False, "deterministic": False},
+    "reserved_bytes": 0,
+    "reserved_bytes_at_first": 0,
+    "device_waits": [],
 }
 """Facts of a script that was killed before it could tell."""
 
@@ -245,19 +250,31 @@ def describe(watched: Watched, found: Verdict) -> str:
     return (
         f"anysize why {watched.script}: {steps} steps, "
         f"{1000 * found.wall_s / steps:.1f} ms each; {how}.{first}\n"
-        f"{format_verdict(found, over='measurement')}{_before_and_after(watched, found)}"
+        f"{format_verdict(found, over='measurement')}{_before_and_after_in_words(watched, found)}"
     )
 
 
-def _before_and_after(watched: Watched, found: Verdict) -> str:
-    """What 100 samples take as it is, and without the most costly cause; "" where none costs."""
+def before_and_after(watched: Watched, found: Verdict) -> tuple[float, float] | None:
+    """Seconds of 100 samples as it is, and without the most costly cause; None where none costs."""
     steps = watched.record.steps
     samples = sum(step["shape"][0] for step in steps if step["shape"])
     if found.healthy or not found.findings[0].cost_s or not samples:
-        return ""
+        return None
     before = 100 * found.wall_s / samples
-    after = 100 * (found.wall_s - found.findings[0].cost_s) / samples
-    return f"\n100 samples take {before:.1f} s; without the first cause, {after:.1f} s."
+    return before, before - 100 * found.findings[0].cost_s / samples
+
+
+def _before_and_after_in_words(watched: Watched, found: Verdict) -> str:
+    seconds = before_and_after(watched, found)
+    if seconds is None:
+        return ""
+    shapes = [step["shape"] for step in watched.record.steps if step["shape"]]
+    what = "images" if all(len(shape) == 4 for shape in shapes) else "samples"
+    before, after = seconds
+    return (
+        f"\n100 {what} take {before:.1f} s; after the change of finding 1, {after:.1f} s "
+        "are expected."
+    )
 
 
 def watched_json(watched: Watched, found: Verdict) -> dict[str, Any]:
@@ -269,6 +286,8 @@ def watched_json(watched: Watched, found: Verdict) -> dict[str, Any]:
         "exit_code": watched.code,
         "first_step_s": watched.first_step_s,
         "verdict": to_json(found),
+        "seconds_of_100": before_and_after(watched, found),
+        "counts": counts_json(record),
         "steps": list(record.steps),
         "facts": dict(record.facts),
         "controls": dict(record.controls),
