@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 BIN = .venv/bin
 STAMP = .venv/installed
 
-.PHONY: demo test test-all check bench-main clean
+.PHONY: demo test test-all check bench clean
 
 demo: $(STAMP)
 	$(BIN)/anysize demo -o demo
@@ -17,6 +17,14 @@ test-all: $(STAMP)
 
 check: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+bench: $(STAMP)
+	$(BIN)/anysize bench --full --json bench.json --plot bench.png
+
+# The same with the real tf_slim among the arms; takes 2 GB in .parity/.
+.PHONY: bench-peers
+bench-peers: $(STAMP) .parity/tf/installed
+	$(BIN)/anysize bench --full --peers .parity/tf/bin/python --json bench-peers.json --plot bench-peers.png
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

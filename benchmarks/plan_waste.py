@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Callable[[], list[Size]], tuple[int, ...], int]] = {
     "voc_1000": (lambda: voc_like(1_000, seed=0), (8, 16), 1_048_576),
     "voc_10000": (lambda: voc_like(10_000, seed=0), (8,), 1_048_576),
     "spread_1000": (lambda: spread(1_000, pixels=(3e4, 3e5), seed=0), (8, 16), 2_097_152),
-    "spread_200": (lambda: spread(200, pixels=(3e4, 3e5), seed=0), (16,), 2_097_152),
+    "spread_200": (lambda: spread(200, pixels=(3e4, 3e5), seed=0), (16, 32, 64), 2_097_152),
     "even_300": (lambda: spread(300, pixels=(4.5e4, 9e4), seed=0), (8, 16), 1_048_576),
 }
 

@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
             "anysize doctor run.toml",
             "anysize report run",
             "anysize why train.py",
+            "anysize bench --plot bench.png",
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -115,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("-o", "--out", type=Path, help="plan file to write; without it, only look")
     plan.add_argument("--images-per-step", type=int, help="images an optimiser step")
     plan.add_argument("--max-pixels-per-step", type=int, help="most canvas pixels at once")
-    plan.add_argument("--max-canvases", type=int, help="most canvas shapes")
+    plan.add_argument("--max-canvases", type=int, help="most canvas shapes (as many as pay)")
     plan.add_argument("--output-stride", type=int, choices=(8, 16, 32), help="of the net")
 
     train = _verb(
@@ -275,7 +276,51 @@ def _parser() -> argparse.ArgumentParser:
     )
     why.add_argument("--json", type=Path, metavar="F", help="also write verdict and steps as JSON")
     why.add_argument("--html", type=Path, metavar="F", help="also write one HTML page")
+    _bench_options(
+        _verb(
+            verbs,
+            "bench",
+            _bench,
+            "what images of many sizes cost: plain PyTorch, padding and exact canvases, by turns",
+            "anysize bench --json bench.json --plot bench.png",
+            "anysize bench --full --data photos",
+        )
+    )
     return parser
+
+
+def _bench_options(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--data", type=Path, metavar="DIR", help="take the sizes of these images")
+    bench.add_argument(
+        "--megapixels",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="draw sizes between (default 0.02 0.08; --full 0.03 0.3)",
+    )
+    bench.add_argument(
+        "--full", action="store_true", help="more images, rounds and arms: under 20 minutes, not 3"
+    )
+    bench.add_argument("--images", type=int, metavar="N", help="sizes (default 52; --full 200)")
+    bench.add_argument("--rounds", type=int, metavar="R", help="of turns (default 3; --full 7)")
+    bench.add_argument("--images-per-step", type=int, default=4, help="default 4")
+    bench.add_argument("--depth", type=int, choices=(50, 101, 152, 200), default=50)
+    bench.add_argument("--output-stride", type=int, choices=(8, 16, 32), default=16)
+    bench.add_argument(
+        "--units", type=_units, default=(), metavar="A,B,C,D", help="another net: units a block"
+    )
+    bench.add_argument("--base-depth", type=int, default=64, help="channels of the stem")
+    bench.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    bench.add_argument("--precision", choices=("bf16", "float32"), default="bf16")
+    bench.add_argument("--json", type=Path, metavar="F", help="also write it all as JSON")
+    bench.add_argument("--plot", type=Path, metavar="F.png", help="draw step times")
+    bench.add_argument(
+        "--peers", type=Path, metavar="PYTHON", help="of a venv with tf_slim, to measure it too"
+    )
+
+
+def _units(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 def _verb(
@@ -377,14 +422,21 @@ def _counted(console: Console, what: str) -> Iterator[Callable[[int, int], None]
 
 
 def _plan(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.config import DataConfig, ModelConfig, PlanConfig
+    import dataclasses
+
+    from anysize.config import DataConfig, ModelConfig, PlanConfig, TrainConfig
     from anysize.data.samples import images_of
-    from anysize.plan.canvases import describe_plan, plan_canvases, write_plan
+    from anysize.plan.canvases import (
+        describe_plan,
+        plan_canvases,
+        worthwhile_canvases,
+        write_plan,
+    )
     from anysize.plan.fingerprint import fingerprint
 
     if parsed.data.suffix == ".toml":
         from anysize.checkpoint import load_run_config
-        from anysize.train import training_sizes
+        from anysize.train import most_canvases, training_sizes
 
         config = load_run_config(parsed.data)
         settings, geometry = _plan_settings(parsed, config.plan), config.model.geometry
@@ -396,16 +448,21 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
         sizes, largest, found = training_sizes(config, parsed.data.resolve().parent)
         for line in found:
             console.print(line, highlight=False)
+        config = dataclasses.replace(config, plan=settings)
+        max_canvases = most_canvases(config, sizes, num_images=len(largest))
     else:
         settings = _plan_settings(parsed, PlanConfig())
         geometry = ModelConfig(output_stride=parsed.output_stride or 16).geometry
         sizes = largest = fingerprint(images_of(parsed.data, DataConfig(root="")))
+        max_canvases = settings.max_canvases or worthwhile_canvases(
+            sizes, epochs=TrainConfig().epochs, on_gpu=False
+        )
     plan = plan_canvases(
         sizes,
         geometry=geometry,
         images_per_step=settings.images_per_step,
         max_pixels_per_step=settings.max_pixels_per_step,
-        max_canvases=settings.max_canvases,
+        max_canvases=max_canvases,
         must_fit=largest,
     )
     console.print(describe_plan(plan, sizes), highlight=False)
@@ -633,6 +690,82 @@ def _why(parsed: argparse.Namespace, console: Console) -> int:
     for path in reports.values():
         console.print(f"Wrote {path}.", highlight=False, markup=False)
     return watched.code
+
+
+def _bench(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.bench.settings import bench_settings
+    from anysize.bench.slim import require_peer
+    from anysize.bench.table import ARM_COLUMNS, RATIO_COLUMNS, arm_rows, ratio_rows
+    from anysize.config import ModelConfig
+    from anysize.files import write_atomic
+
+    for out in (parsed.json, parsed.plot):
+        if out is not None:
+            _require_writable(out)
+    if parsed.plot and parsed.plot.suffix != ".png":
+        raise ConfigError(f"--plot is {parsed.plot}; it must end with .png.")
+    if parsed.plot and parsed.plot == parsed.json:
+        raise ConfigError(f"--json and --plot are the same file, {parsed.plot}. Name two.")
+    model = ModelConfig(
+        depth=parsed.depth,
+        units=parsed.units,
+        base_depth=parsed.base_depth,
+        output_stride=parsed.output_stride,
+    )
+    settings = bench_settings(
+        model,
+        data=parsed.data,
+        megapixels=parsed.megapixels,
+        images=parsed.images,
+        rounds=parsed.rounds,
+        images_per_step=parsed.images_per_step,
+        precision=parsed.precision,
+        device=parsed.device,
+        full=parsed.full,
+        peers=parsed.peers,
+    )
+    if parsed.peers:
+        require_peer(parsed.peers, model)
+    from anysize.bench.experiment import run_bench
+
+    result = run_bench(settings, lambda line: console.print(line, highlight=False, markup=False))
+    _print_table(console, ARM_COLUMNS, arm_rows(result))
+    _print_table(console, RATIO_COLUMNS, ratio_rows(result))
+    if parsed.json:
+        write_atomic(parsed.json, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+    if parsed.plot:
+        from anysize.bench.plot import step_times_png
+
+        write_atomic(parsed.plot, step_times_png(result))
+    for out in (parsed.json, parsed.plot):
+        if out is not None:
+            console.print(f"Wrote {out}.", highlight=False, markup=False)
+
+
+def _print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table at a terminal, plain lines elsewhere."""
+    if console.is_terminal:
+        from rich.table import Table
+
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        return
+    console.print("\n" + "; ".join(columns), highlight=False, markup=False)
+    for row in rows:
+        console.print("; ".join(row), highlight=False, markup=False)
+
+
+def _require_writable(out: Path) -> None:
+    """Before long work: a file that could not be written would be its loss."""
+    import tempfile
+
+    _require_folder(out)
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder. Name a file.")
+    with tempfile.TemporaryFile(dir=out.absolute().parent):
+        pass
 
 
 def _require_folder(out: Path) -> None:

@@ -93,13 +93,13 @@ class PlanConfig:
         file: A plan file made by `anysize plan`, relative to the TOML file; empty plans afresh.
         images_per_step: Images an optimiser step, whatever the number of canvases they need.
         max_pixels_per_step: Most canvas pixels computed at once. What does not fit is accumulated.
-        max_canvases: Most canvas shapes.
+        max_canvases: Most canvas shapes; 0 takes as many as pay for their first visits.
     """
 
     file: str = ""
     images_per_step: int = 4
     max_pixels_per_step: int = 1_048_576
-    max_canvases: int = 8
+    max_canvases: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,7 +374,6 @@ def _check(config: RunConfig, source: str) -> None:
     positive = {
         "plan.images_per_step": config.plan.images_per_step,
         "plan.max_pixels_per_step": config.plan.max_pixels_per_step,
-        "plan.max_canvases": config.plan.max_canvases,
         "train.epochs": config.train.epochs,
         "train.log_every": config.train.log_every,
         "train.checkpoint_every": config.train.checkpoint_every,
@@ -387,6 +386,7 @@ def _check(config: RunConfig, source: str) -> None:
         if not value > 0:
             raise ConfigError(f"`{key}` is {value}; it must be above 0 ({source}).")
     not_negative = {
+        "plan.max_canvases": config.plan.max_canvases,
         "optim.lr": config.optim.lr,
         "optim.weight_decay": config.optim.weight_decay,
         "optim.warmup_steps": config.optim.warmup_steps,

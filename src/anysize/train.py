@@ -50,7 +50,14 @@ from anysize.files import LOCK_NAME, only_process_in, remove_unfinished, write_a
 from anysize.geometry import Canvas, Size
 from anysize.models.fcn import FCN, build_model
 from anysize.optim import build_optimizer, learning_rate, set_learning_rate
-from anysize.plan.canvases import Plan, check_plan, plan_canvases, read_plan, write_plan
+from anysize.plan.canvases import (
+    Plan,
+    check_plan,
+    plan_canvases,
+    read_plan,
+    worthwhile_canvases,
+    write_plan,
+)
 from anysize.plan.packing import Step
 from anysize.recover import PassLimit, Tally, memory_as_a_message
 from anysize.runlog import EventLog, forget_events_after, read_events
@@ -60,6 +67,7 @@ from anysize.timing import Stage, untimed
 from anysize.world import (
     is_out_of_memory,
     peak_memory_bytes,
+    prepare_process,
     release_memory,
     select_device,
     synchronise,
@@ -148,7 +156,7 @@ def prepare(
     agrees: Callable[[str], bool] | None,
     console: Console,
 ) -> Job:
-    """Reads data and plan, and builds the net; writes nothing.
+    """Readies the process, reads data and plan, and builds the net; writes nothing.
 
     Args:
         config: The settings, with whole paths.
@@ -160,6 +168,7 @@ def prepare(
     Raises:
         AnysizeError: Bad settings or data.
     """
+    prepare_process()
     device = select_device(config.train.device)
     root = Path(config.data.root)
     folder = read_folder(root, config.data, config.loss.kind)
@@ -651,13 +660,25 @@ def _plan(config: RunConfig, resumed_run: Path | None, sizes: Sequence[Size]) ->
         plan = read_plan(path)
         check_plan(plan, largest, geometry=config.model.geometry, source=str(path))
         return plan
+    drawn = _drawn_sizes(config, sizes)
     return plan_canvases(
-        _drawn_sizes(config, sizes),
+        drawn,
         geometry=config.model.geometry,
         images_per_step=config.plan.images_per_step,
         max_pixels_per_step=config.plan.max_pixels_per_step,
-        max_canvases=config.plan.max_canvases,
+        max_canvases=most_canvases(config, drawn, num_images=len(sizes)),
         must_fit=largest,
+    )
+
+
+def most_canvases(config: RunConfig, drawn: Sequence[Size], *, num_images: int) -> int:
+    """`plan.max_canvases`, or what pays in a run that meets the drawn sizes of so many images."""
+    if config.plan.max_canvases:
+        return config.plan.max_canvases
+    return worthwhile_canvases(
+        drawn,
+        epochs=config.train.epochs * num_images / max(len(drawn), 1),
+        on_gpu=select_device(config.train.device).type == "cuda",
     )
 
 

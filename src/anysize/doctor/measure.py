@@ -78,7 +78,7 @@ NUM_CHECKPOINTS = 6
 MOST_KEPT = 3
 """Steps whose batches are kept for the controls."""
 
-MOST_CANVASES = 32
+MOST_CANVASES = 64
 """That a trial of another plan may have."""
 
 WORTH_A_TRIAL = 0.05
@@ -784,8 +784,8 @@ def _settings(job: Job, config: RunConfig) -> dict[str, Any]:
         for section, keys in NAMED.items()
         for key in keys
     }
-    # A plan that was read may have been made with another number than the key's.
-    if config.plan.file:
+    # A plan that was read may have been made with another number than the key's, 0 means any.
+    if config.plan.file or not config.plan.max_canvases:
         named["plan.max_canvases"] = len(job.plan.canvases)
     return named
 

@@ -22,6 +22,8 @@ Sources: He et al., "Deep Residual Learning for Image Recognition" (2015); tf_sl
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -186,6 +188,7 @@ class ResNetV1(nn.Module):
             )
             num_in = 4 * depth
         self.num_out = num_in
+        self._segments = segments(units)
 
     def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
         """Runs the body on a canvas.
@@ -198,15 +201,44 @@ class ResNetV1(nn.Module):
             `[n, num_out, ceil(h / output_stride), ceil(w / output_stride)]`, zero outside.
         """
         masks = level_masks(layout, self.geometry)
-        x = max_pool(masked_relu(self.conv1(pixels, masks[1]), masks[1]))
-        for i, unit in enumerate(self.units.values()):
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(unit, x, masks, use_reentrant=False)
-            else:
-                x = unit(x, masks)
-            if i + 1 < len(self.units):
-                x = F.relu(x, inplace=True)
+        x = self._kept_or_recomputed(self._stem, pixels, masks)
+        for i, names in enumerate(self._segments):
+            x = F.relu(x, inplace=True) if i else x
+            x = self._kept_or_recomputed(functools.partial(self._run_units, names), x, masks)
         return masked_relu(x, masks[-1])
+
+    def _kept_or_recomputed(
+        self, run: Callable[[Tensor, list[LevelMask]], Tensor], x: Tensor, masks: list[LevelMask]
+    ) -> Tensor:
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpoint(run, x, masks, use_reentrant=False)
+        return run(x, masks)
+
+    def _stem(self, pixels: Tensor, masks: list[LevelMask]) -> Tensor:
+        return max_pool(masked_relu(self.conv1(pixels, masks[1]), masks[1]))
+
+    def _run_units(self, names: Sequence[str], x: Tensor, masks: list[LevelMask]) -> Tensor:
+        """Units that follow each other, before the last ReLU."""
+        for i, name in enumerate(names):
+            x = F.relu(x, inplace=True) if i else x
+            x = self.units[name](x, masks)
+        return x
+
+
+def segments(units: tuple[int, ...]) -> list[tuple[str, ...]]:
+    """Names of the units that activation checkpointing recomputes together.
+
+    One at a time in the first two blocks, whose units hold most; in the others as many as a
+    block has segments, so that what is kept and what is recomputed at once are both small.
+
+    Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
+    """
+    found: list[tuple[str, ...]] = []
+    for block, num_units in enumerate(units):
+        names = [f"block{block + 1}_unit{unit + 1}" for unit in range(num_units)]
+        size = 1 if block < 2 else max(round(math.sqrt(num_units)), 1)
+        found.extend(tuple(names[i : i + size]) for i in range(0, num_units, size))
+    return found
 
 
 resnet_v1_50 = functools.partial(ResNetV1, UNITS[50])

@@ -27,7 +27,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Extents: TypeAlias = tuple[Ints, Ints, Ints, Ints]
 """`step_h`, `end_h`, `step_w`, `end_w`."""
 
-PASS_OVERHEAD = 8_000
+PASS_OVERHEAD = 50_000
 """What one more pass costs beside its pixels, in pixels; see docs/plan-file.md."""
 
 MAX_CONTENT = 4

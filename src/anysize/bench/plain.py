@@ -1,15 +1,20 @@
-"""ResNet-50 at output stride 16 with the upsampling head, as one writes it in plain PyTorch.
+"""The product's net as one writes it in plain PyTorch: the other side of the benchmark.
 
 `nn.Conv2d`, `nn.BatchNorm2d` in eval mode with trained affine, `F.relu`, padding by the
-convolutions: the other side of the benchmarks. It takes one image size at a time, or a batch of
-images of one size.
+convolutions. It takes one image size at a time, or a batch of images of one size.
 """
+
+from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anysize.config import UNITS, ModelConfig
+from anysize.models.resnet_v1 import plan_units
+
 
 def conv(num_in: int, num_out: int, size: int, stride: int = 1, rate: int = 1) -> nn.Conv2d:
+    """A convolution without bias that keeps the extent, or halves it upwards."""
     return nn.Conv2d(
         num_in, num_out, size, stride, padding=rate * (size - 1) // 2, dilation=rate, bias=False
     )
@@ -40,23 +45,30 @@ class Unit(nn.Module):
 
 
 class PlainFCN(nn.Module):
-    """Body and head; the stride is in the last unit of a block, as in TF-Slim."""
+    """Body and head; strides and dilations are those of the product's net."""
 
-    def __init__(self, num_classes: int, units: tuple[int, ...] = (3, 4, 6, 3)) -> None:
+    def __init__(self, config: ModelConfig, num_classes: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(3, 64, 7, 2), nn.BatchNorm2d(64)
-        num_in, bodies = 64, []
-        for block, num_units in enumerate(units):
-            depth, rate = 64 << block, 2 if block == 3 else 1
-            for unit in range(num_units):
-                stride = 2 if block < 2 and unit == num_units - 1 else 1
-                bodies.append(Unit(num_in, depth, stride, rate))
-                num_in = 4 * depth
-        self.units = nn.Sequential(*bodies)
+        num_in = config.base_depth
+        self.conv1, self.bn1 = conv(config.num_channels, num_in, 7, 2), nn.BatchNorm2d(num_in)
+        units: list[Unit] = []
+        for plan in plan_units(config.units or UNITS[config.depth], config.output_stride):
+            depth = config.base_depth << plan.block
+            units.append(Unit(num_in, depth, plan.stride, plan.rate))
+            num_in = 4 * depth
+        self.units = nn.Sequential(*units)
         self.head = nn.ConvTranspose2d(num_in, num_classes, 3, 2)
 
+    def train(self, mode: bool = True) -> PlainFCN:
+        """Trains all but the norms' statistics."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
     def forward(self, pixels: Tensor) -> Tensor:
-        """`[n, 3, h, w]` to logits at stride 8."""
+        """`[n, c, h, w]` to logits at half the output stride."""
         x = F.relu(self.bn1(self.conv1(pixels)))
         x = self.units(F.max_pool2d(x, 3, 2, padding=1))
         return self.head(x)[:, :, : 2 * x.shape[2], : 2 * x.shape[3]]

@@ -1,0 +1,174 @@
+"""The nets of the arms, and one optimiser step of each. Pixels and labels are random."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anysize.bench.arms import (
+    LEARNING_RATE,
+    MOMENTUM,
+    NUM_CLASSES,
+    ON_CANVASES,
+    Arm,
+    OptimiserStep,
+)
+from anysize.bench.plain import PlainFCN
+from anysize.config import ModelConfig, OptimConfig
+from anysize.data.batch import Batch
+from anysize.geometry import Layout, NetGeometry, ceil_div, target_canvas, target_rect
+from anysize.limits import count_flops
+from anysize.models import resnet_v1
+from anysize.models.fcn import build_model
+from anysize.models.ops import LevelMask
+from anysize.optim import build_optimizer
+from anysize.step import train_step
+from anysize.world import Precision, computing, synchronise
+
+IGNORE = 255
+
+
+class Net(Protocol):
+    """What an arm computes with."""
+
+    def step(self, layouts: OptimiserStep) -> float:
+        """Seconds of one optimiser step."""
+        ...
+
+
+def build_net(arm: Arm, config: ModelConfig, device: torch.device) -> Net:
+    """The net of an arm, on the device."""
+    torch.backends.cudnn.benchmark = arm.policy == "plain tuned"
+    if arm.policy in ON_CANVASES:
+        if arm.policy == "mosaic without masks":
+            _take_masks_away()
+        return CanvasNet(arm, config, device)
+    return PlainNet(arm, config, device)
+
+
+class PlainNet:
+    """Plain PyTorch, channels-last."""
+
+    def __init__(self, arm: Arm, config: ModelConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.precision: Precision = arm.precision
+        model = PlainFCN(config, NUM_CLASSES).to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.model: nn.Module = model.train()
+        if arm.policy == "compile dynamic":
+            # It warns of each recompilation; that they happen is what is measured.
+            logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+            warnings.simplefilter("ignore")
+            self.model = torch.compile(self.model, dynamic=True)  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer = torch.optim.SGD(
+            model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=True
+        )
+
+    def step(self, layouts: OptimiserStep) -> float:
+        """Seconds of one optimiser step."""
+        batches = [self._batch(layout) for layout in layouts]
+        count = sum(int((target != IGNORE).sum()) for _, target in batches)
+
+        def work() -> None:
+            for pixels, target in batches:
+                x, t = pixels.to(self.device), target.to(self.device)
+                with computing(self.device, self.precision):
+                    logits = self.model(x)
+                summed = F.cross_entropy(logits.float(), t, ignore_index=IGNORE, reduction="sum")
+                (summed / count).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+        return _timed(work, self.device)
+
+    def flops_a_pixel(self, layout: Layout) -> float:
+        """Operations of a training step, a valid pixel."""
+        return count_flops(lambda: self.step((layout,))) / layout.valid_pixels
+
+    def _batch(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        canvas, stride = layout.canvas, self.config.output_stride
+        pixels = torch.zeros(canvas.slots, canvas.height, canvas.width, self.config.num_channels)
+        cells = [2 * ceil_div(extent, stride) for extent in canvas[1:]]
+        target = torch.full((canvas.slots, *cells), IGNORE, dtype=torch.int64)
+        for p in layout.placements:
+            pixels[p.slot, : p.height, : p.width].normal_()
+            height, width = (ceil_div(2 * extent, stride) for extent in p.size)
+            target[p.slot, :height, :width].random_(NUM_CLASSES)
+        return pixels.permute(0, 3, 1, 2), target
+
+
+class CanvasNet:
+    """The product's net and its own train_step."""
+
+    def __init__(self, arm: Arm, config: ModelConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.precision: Precision = arm.precision
+        model = build_model(config, NUM_CLASSES)
+        self.model = model.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+        settings = OptimConfig(lr=LEARNING_RATE, momentum=MOMENTUM)
+        self.optimizer = build_optimizer(self.model, settings)
+
+    def step(self, layouts: OptimiserStep) -> float:
+        """Seconds of one optimiser step."""
+        batches = [self._batch(layout) for layout in layouts]
+        num_valid = sum(b.num_valid for b in batches)
+
+        def work() -> None:
+            train_step(
+                self.model,
+                self.optimizer,
+                batches,
+                num_valid=num_valid,
+                loss_at="grid",
+                kind="softmax",
+                ignore_index=IGNORE,
+                class_weights=None,
+                device=self.device,
+                precision=self.precision,
+            )
+
+        return _timed(work, self.device)
+
+    def _batch(self, layout: Layout) -> Batch:
+        canvas, geometry = layout.canvas, self.config.geometry
+        pixels = torch.zeros(canvas.slots, canvas.height, canvas.width, self.config.num_channels)
+        shape = tuple(target_canvas(canvas, geometry, "grid"))
+        target = torch.full(shape, IGNORE, dtype=torch.uint8)
+        for p in layout.placements:
+            pixels[p.slot, p.top : p.top + p.height, p.left : p.left + p.width].normal_()
+            r = target_rect(p, geometry, "grid")
+            target[r.slot, r.top : r.top + r.height, r.left : r.left + r.width].random_(NUM_CLASSES)
+        return Batch(
+            pixels=pixels.permute(0, 3, 1, 2),
+            target=target,
+            layout=layout,
+            stems=(),
+            num_valid=int((target != IGNORE).sum()),
+        )
+
+
+def _take_masks_away() -> None:
+    """Leaves this process with masks that cover nothing."""
+    real = resnet_v1.level_masks
+
+    def empty(layout: Layout, geometry: NetGeometry) -> list[LevelMask]:
+        masks = real(layout, geometry)
+        for mask in masks:
+            mask.strips = ()
+        return masks
+
+    resnet_v1.level_masks = empty
+
+
+def _timed(work: Callable[[], None], device: torch.device) -> float:
+    synchronise(device)
+    began = time.perf_counter()
+    work()
+    synchronise(device)
+    return time.perf_counter() - began
