@@ -184,10 +184,12 @@ class _Run:
         self._num_steps: dict[Arm, int] = {}
 
     def first_visits(self) -> None:
-        """Every arm meets the shapes that it will meet again, for the first time."""
-        for arm, (worker, work) in self.arms.items():
-            for turn in work.visits:
-                self._turn(arm, worker, turn, None)
+        """Every arm meets the shapes that it will meet again, for the first time; by turns."""
+        most = max(len(work.visits) for _, work in self.arms.values())
+        for number in range(most):
+            for arm, (worker, work) in self.arms.items():
+                for turn in work.visits[number : number + 1]:
+                    self._turn(arm, worker, turn, None)
         self._say("first visits done")
 
     def rounds(self, num_rounds: int, num_turns: int, end: float, limit: NetWorker) -> list[float]:

@@ -228,15 +228,15 @@ class ResNetV1(nn.Module):
 def segments(units: tuple[int, ...]) -> list[tuple[str, ...]]:
     """Names of the units that activation checkpointing recomputes together.
 
-    One at a time in the first two blocks, whose units hold most; in the others as many as a
-    block has segments, so that what is kept and what is recomputed at once are both small.
+    One at a time in the first block, whose units hold most; in the others as many as a block has
+    segments, so that what is kept and what is recomputed at once are both small.
 
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
     """
     found: list[tuple[str, ...]] = []
     for block, num_units in enumerate(units):
         names = [f"block{block + 1}_unit{unit + 1}" for unit in range(num_units)]
-        size = 1 if block < 2 else max(round(math.sqrt(num_units)), 1)
+        size = 1 if block == 0 else max(round(math.sqrt(num_units)), 1)
         found.extend(tuple(names[i : i + size]) for i in range(0, num_units, size))
     return found
 
