@@ -207,8 +207,7 @@ class WorkPlan:
         return [i for step in steps for p in step.passes for i in p.images]
 
     def _plan(self, images: Sequence[Size], images_per_step: int) -> Plan:
-        """The product's own plan; its budget grows where an image alone needs more."""
-        defaults = PlanConfig()
+        """The product's own plan, with room for a step of the largest images, as padding needs."""
         largest = max(
             self.geometry.canvas_extent(s.height) * self.geometry.canvas_extent(s.width)
             for s in images
@@ -217,7 +216,7 @@ class WorkPlan:
             images,
             geometry=self.geometry,
             images_per_step=images_per_step,
-            max_pixels_per_step=max(defaults.max_pixels_per_step, largest),
+            max_pixels_per_step=max(PlanConfig().max_pixels_per_step, images_per_step * largest),
             max_canvases=worthwhile_canvases(images, epochs=EPOCHS, on_gpu=self._on_gpu),
         )
 

@@ -30,7 +30,7 @@ from anysize.models.fcn import build_model
 from anysize.models.ops import LevelMask
 from anysize.optim import build_optimizer
 from anysize.step import train_step
-from anysize.world import Precision, computing, synchronise
+from anysize.world import Precision, computing, prepare_process, synchronise
 
 IGNORE = 255
 
@@ -47,6 +47,7 @@ def build_net(arm: Arm, config: ModelConfig, device: torch.device) -> Net:
     """The net of an arm, on the device."""
     torch.backends.cudnn.benchmark = arm.policy == "plain tuned"
     if arm.policy in ON_CANVASES:
+        prepare_process()  # As a run does; a script in plain PyTorch does not.
         if arm.policy == "mosaic without masks":
             _take_masks_away()
         return CanvasNet(arm, config, device)

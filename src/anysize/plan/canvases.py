@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 FEWEST_CANVASES, MOST_CANVASES = 8, 64
-VISITS_SHARE = 0.005
+VISITS_SHARE = 0.01
 VISIT_ON_CPU = 20_000
 """What the first visit of a canvas costs, in pixels: 40 ms beside 2 s a megapixel (ResNet-50)."""
 VISIT_ON_GPU = 2_500_000
@@ -96,7 +96,7 @@ _MOVES = (-24, -8, -4, 0, 4, 8, 24)
 
 
 def worthwhile_canvases(sizes: Sequence[Size], *, epochs: float, on_gpu: bool) -> int:
-    """Canvases whose first visits together take at most half a percent of a run, 8 to 64.
+    """Canvases whose first visits together take at most one percent of a run, 8 to 64.
 
     More of them waste fewer pixels; each has its first visit, and planning takes longer.
 
