@@ -45,10 +45,11 @@ def times(arm, *steps):
     ]
 
 
-def measured(*steps, epoch_pixels=10_000_000):
+def measured(*steps, epoch_pixels=10_000_000, mosaic_pixels=None):
     return Measured(
         steps=[s for many in steps for s in many],
         epoch_pixels=epoch_pixels,
+        mosaic_pixels=mosaic_pixels or epoch_pixels,
         flops_a_pixel=700_000.0,
         limits=[2e12, 1e12],
     )
@@ -139,6 +140,15 @@ def test_first_visits_are_part_of_the_first_epoch_and_a_tenth_of_one_in_ten():
     found = ratios_by_round(measured(one, dearer))
     assert found["shape_tax_exact_first_epoch"] == [pytest.approx(62 / 12)]
     assert found["shape_tax_exact_ten_epochs"] == [pytest.approx(242 / 102)]
+
+
+def test_an_epoch_has_the_waste_of_all_its_steps_not_that_of_the_measured_ones():
+    one = times(PLAIN_ONE, (0, 1.0))
+    mosaic = times(MOSAIC, (0, 3.0, {"computed_pixels": 1_500_000}))
+    found = ratios_by_round(measured(one, mosaic, mosaic_pixels=12_000_000))
+    # 2 s a computed megapixel; 12 of them an epoch, beside 10 on one size.
+    assert found["shape_tax_exact_ten_epochs"] == [pytest.approx(2.4)]
+    assert found["shape_tax_exact"] == [3.0]
 
 
 def test_a_first_step_is_held_against_its_repeat_where_the_canvas_was_known():

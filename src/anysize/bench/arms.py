@@ -192,6 +192,11 @@ class WorkPlan:
                 passes = [to_passes([i], images, self._singles[sizes]) for i in range(len(images))]
                 return (tuple(p.layout for (p,) in passes),)
 
+    def epoch_computed_pixels(self) -> int:
+        """Canvas pixels of an epoch of the mosaics over all sizes, to the last image."""
+        steps = epoch_steps(self.plans["all"], self.images["all"], seed=0, epoch=1)
+        return sum(p.layout.canvas.pixels for step in steps for p in step.passes)
+
     def _mosaics(self, sizes: SizeSet, epoch: int) -> list[OptimiserStep]:
         return [
             tuple(p.layout for p in step.passes)

@@ -44,12 +44,15 @@ from anysize.errors import first_names
 from anysize.geometry import Canvas, Size
 from anysize.world import select_device
 
-QUICK_SECONDS, FULL_SECONDS = 150.0, 1050.0
+QUICK_SECONDS, FULL_SECONDS = 150.0, 1110.0
 """That a benchmark may take in all."""
 
 END_SECONDS = 5.0
 COMPILE_SECONDS, MOST_COMPILED = 150.0, 8
 """For torch.compile, which meets so many images at most."""
+
+TEN_SHARE = 0.03
+"""Of the time, for each arm on ten sizes."""
 
 LIMIT_SECONDS = 0.3
 """Of each round, for the convolution that tells the device's limit."""
@@ -57,7 +60,7 @@ LIMIT_SECONDS = 0.3
 FEW_TURNS = 2
 """Of four images (or as many as a step has) that a slow machine measures at least."""
 
-SLOWER, QUICK_VISITS, FULL_VISITS = 2.0, 4.0, 13.0
+SLOWER, QUICK_VISITS, FULL_VISITS = 1.4, 4.0, 9.0
 """How much slower the average arm is than the plain net on one size, and how many turns of all arms
 the first visits are worth; roughly, only to tell a machine that is far too slow."""
 
@@ -107,17 +110,33 @@ def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, 
             f"megapixels on average; one size: {sets.one}; canvases of the mosaics: "
             f"{first_names(map(str, plan.plans['all'].canvases))}"
         )
-        say(f"starting {len(arms)} arms, each a process of its own")
-        workers = {arm: stack.enter_context(_started(arm, settings, device.type)) for arm in arms}
-        for worker in workers.values():
-            worker.wait_until_ready()
-        run = _Run({arm: (workers[arm], plan.work(arm.policy, arm.sizes)) for arm in arms}, say)
+        run, peaks = _Run(say), dict[Arm, int]()
         if cut:
             run.note(cut)
-        run.first_visits()
-        rounds_end = began + seconds - END_SECONDS - (COMPILE_SECONDS if settings.full else 0)
-        limits = run.rounds(settings.rounds, plan.num_turns, rounds_end, limit)
-        peaks = {arm: worker.peak_memory_bytes() for arm, worker in workers.items()}
+        end = began + seconds - END_SECONDS - (COMPILE_SECONDS if settings.full else 0)
+        # No ratio is between ten sizes and others, and memory does not hold all arms at once.
+        ten = [arm for arm in arms if arm.sizes == "ten"]
+        others = [arm for arm in arms if arm.sizes != "ten"]
+        limits: list[float] = []
+        for group, until in ((others, end - seconds * TEN_SHARE * len(ten)), (ten, end)):
+            if not group:
+                continue
+            say(f"starting {len(group)} arms, each a process of its own")
+            with contextlib.ExitStack() as in_group:
+                started = {
+                    arm: in_group.enter_context(_started(arm, settings, device.type))
+                    for arm in group
+                }
+                working = {
+                    arm: (worker, plan.work(arm.policy, arm.sizes))
+                    for arm, worker in started.items()
+                }
+                for worker in started.values():
+                    worker.wait_until_ready()
+                run.first_visits(working)
+                reached = run.rounds(working, settings.rounds, plan.num_turns, until, limit)
+                limits = limits or reached
+                peaks |= {arm: worker.peak_memory_bytes() for arm, worker in started.items()}
         if settings.full:
             arm = Arm("compile dynamic", "all", settings.precision)
             peak = run.compiled(
@@ -130,6 +149,7 @@ def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, 
     measured = Measured(
         steps=run.steps,
         epoch_pixels=sum(s.pixels for s in sizes),
+        mosaic_pixels=plan.epoch_computed_pixels(),
         flops_a_pixel=flops_a_pixel,
         limits=limits,
     )
@@ -168,34 +188,40 @@ def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, 
     }
 
 
+Working = Mapping[Arm, tuple[Worker, Work]]
+"""Arms under way, and what each does."""
+
+
 class _Run:
-    """The arms under way, and the times of all their steps.
+    """The times of all steps of all arms.
 
     Attributes:
         steps: All that were taken.
         notes: What was cut, or could not be measured.
     """
 
-    def __init__(self, arms: Mapping[Arm, tuple[Worker, Work]], say: Callable[[str], None]) -> None:
-        self.arms, self._say = arms, say
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self.steps: list[StepTime] = []
         self.notes: list[str] = []
         self._seen: dict[Arm, set[Canvas]] = {}
         self._num_steps: dict[Arm, int] = {}
 
-    def first_visits(self) -> None:
+    def first_visits(self, arms: Working) -> None:
         """Every arm meets the shapes that it will meet again, for the first time; by turns."""
-        most = max(len(work.visits) for _, work in self.arms.values())
+        most = max(len(work.visits) for _, work in arms.values())
         for number in range(most):
-            for arm, (worker, work) in self.arms.items():
+            for arm, (worker, work) in arms.items():
                 for turn in work.visits[number : number + 1]:
                     self._turn(arm, worker, turn, None)
         self._say("first visits done")
 
-    def rounds(self, num_rounds: int, num_turns: int, end: float, limit: NetWorker) -> list[float]:
-        """All arms turn by turn; returns what the limiting convolution reached in each round."""
+    def rounds(
+        self, arms: Working, num_rounds: int, num_turns: int, end: float, limit: NetWorker
+    ) -> list[float]:
+        """The arms turn by turn; returns what the limiting convolution reached in each round."""
         began = time.perf_counter()
-        for arm, (worker, work) in self.arms.items():
+        for arm, (worker, work) in arms.items():
             self._turn(arm, worker, work.turns[-1], None)
         a_turn = time.perf_counter() - began
         fresh = max(num_turns - 1, 1)
@@ -204,10 +230,10 @@ class _Run:
         for number in range(num_rounds):
             round_began = time.perf_counter()
             for t in range(number * a_round, (number + 1) * a_round):
-                for arm, (worker, work) in self.arms.items():
+                for arm, (worker, work) in arms.items():
                     self._turn(arm, worker, work.turns[t % fresh], number)
             last = ((number + 1) * a_round - 1) % fresh
-            for arm, (worker, work) in self.arms.items():
+            for arm, (worker, work) in arms.items():
                 if arm.sizes == "all":
                     # By turns as well, so that both times follow the work of others.
                     self._again(arm, worker, work.turns[last][-1])
@@ -296,7 +322,7 @@ class _Run:
 def _sizes_that_fit(
     settings: BenchSettings, a_turn: float, seconds: float
 ) -> tuple[Sequence[Size], str]:
-    """All sizes, or few on a slow machine, with what is said then.
+    """All sizes, or fewer on a slow machine, with what is said then.
 
     Args:
         settings: Of the benchmark.
@@ -308,10 +334,11 @@ def _sizes_that_fit(
     need = SLOWER * a_turn * (visits + 1 + settings.rounds * (1 + AGAIN))
     if need <= seconds or len(settings.sizes) <= few:
         return settings.sizes, ""
-    drawn = np.random.default_rng(0).choice(len(settings.sizes), few, replace=False).tolist()
+    kept = max(few, int(len(settings.sizes) * seconds / need))
+    drawn = np.random.default_rng(0).choice(len(settings.sizes), kept, replace=False).tolist()
     return (
         [settings.sizes[i] for i in sorted(drawn)],
-        f"All {len(settings.sizes)} sizes would take about {need / 60:.0f} minutes here; {few} of "
+        f"All {len(settings.sizes)} sizes would take about {need / 60:.0f} minutes here; {kept} of "
         f"them are measured.",
     )
 

@@ -61,12 +61,14 @@ class Measured:
     Attributes:
         steps: Of all arms.
         epoch_pixels: Valid pixels of an epoch over all sizes.
+        mosaic_pixels: Computed pixels of an epoch of the mosaics, of which rounds are a part only.
         flops_a_pixel: Operations of a training step, a valid pixel.
         limits: What a convolution reached in each round, operations a second.
     """
 
     steps: Sequence[StepTime]
     epoch_pixels: int
+    mosaic_pixels: int
     flops_a_pixel: float
     limits: Sequence[float]
     by_arm: dict[str, list[StepTime]] = field(init=False)
@@ -77,15 +79,27 @@ class Measured:
             grouped.setdefault(step.arm, []).append(step)
         object.__setattr__(self, "by_arm", grouped)
 
-    def rates(self, arm: str) -> list[float]:
-        """Seconds per valid megapixel in each round; empty for an arm that was not there."""
+    def rates(self, arm: str, *, computed: bool = False) -> list[float]:
+        """Seconds per valid megapixel in each round; empty for an arm that was not there.
+
+        Args:
+            arm: Its name.
+            computed: Per computed megapixel instead.
+        """
         seconds: dict[int, float] = {}
         pixels: dict[int, int] = {}
         for s in self.by_arm.get(arm, ()):
             if s.round is not None:
                 seconds[s.round] = seconds.get(s.round, 0.0) + s.seconds
-                pixels[s.round] = pixels.get(s.round, 0) + s.valid_pixels
+                counted = s.computed_pixels if computed else s.valid_pixels
+                pixels[s.round] = pixels.get(s.round, 0) + counted
         return [1e6 * seconds[r] / pixels[r] for r in sorted(seconds)]
+
+    def epochs_s(self, arm: str) -> list[float]:
+        """For each round: what an epoch takes at its rate, with the waste of the whole epoch."""
+        if arm == MOSAIC:
+            return [r * self.mosaic_pixels / 1e6 for r in self.rates(arm, computed=True)]
+        return [rate * self.epoch_pixels / 1e6 for rate in self.rates(arm)]
 
     def first_visits_s(self, arm: str) -> list[float]:
         """For each round: what the first visits before the rounds took above the round's rate."""
@@ -166,9 +180,8 @@ def _epochs_over(measured: Measured, above: str, below: str, num_epochs: int) ->
     """Time of so many epochs, the first visits of the first one included."""
 
     def totals(arm: str) -> list[float]:
-        epoch = num_epochs * measured.epoch_pixels / 1e6
-        extra = measured.first_visits_s(arm)
-        return [e + epoch * rate for e, rate in zip(extra, measured.rates(arm), strict=True)]
+        pairs = zip(measured.first_visits_s(arm), measured.epochs_s(arm), strict=True)
+        return [extra + num_epochs * epoch for extra, epoch in pairs]
 
     return [a / b for a, b in zip(totals(above), totals(below), strict=False)]
 
