@@ -385,7 +385,7 @@ def test_what_checkpoints_cost_is_what_leaving_them_out_saves(planned):
     """Trained for real with one after each step, and with none but the last, by turns."""
     path = planned / "run.toml"
     text = path.read_text().replace("base_depth = 8", "base_depth = 32")
-    text = text.replace("epochs = 3", "epochs = 6").replace("checkpoint_every = 1000\n", "")
+    text = text.replace("epochs = 3", "epochs = 12").replace("checkpoint_every = 1000\n", "")
     path.write_text(text)
     set_keys(planned, evaluate_every=0, checkpoint_every=1)
 

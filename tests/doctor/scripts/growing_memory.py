@@ -1,4 +1,4 @@
-"""Keeps every loss with its graph; with `mended` only its value."""
+"""Keeps each held-out loss with its graph; with `mended` only its value."""
 
 import sys
 
@@ -25,4 +25,5 @@ for step in range(600):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    losses.append(loss.item() if "mended" in sys.argv else loss)
+    held_out = nn.functional.cross_entropy(model(torch.randn(4, 3, 56, 56)), y[:4])
+    losses.append(held_out.item() if "mended" in sys.argv else held_out)
