@@ -62,7 +62,6 @@ val = "val.txt"
 
 [plan]
 images_per_step = 4
-max_canvases = 8
 
 [model]
 units = [1, 2, 2, 1]

@@ -16,7 +16,6 @@ import numpy as np
 
 from anysize.bench.sizes import SizeSets
 from anysize.bench.summary import EPOCHS
-from anysize.config import PlanConfig
 from anysize.data.batching import epoch_steps
 from anysize.geometry import Canvas, Layout, NetGeometry, Placement, Size, padded_batch
 from anysize.plan.canvases import Plan, plan_canvases, worthwhile_canvases
@@ -212,7 +211,7 @@ class WorkPlan:
         return [i for step in steps for p in step.passes for i in p.images]
 
     def _plan(self, images: Sequence[Size], images_per_step: int) -> Plan:
-        """The product's own plan, with room for a step of the largest images, as padding needs."""
+        """The product's own plan, with a budget that binds no more than the other arms' none."""
         largest = max(
             self.geometry.canvas_extent(s.height) * self.geometry.canvas_extent(s.width)
             for s in images
@@ -221,7 +220,7 @@ class WorkPlan:
             images,
             geometry=self.geometry,
             images_per_step=images_per_step,
-            max_pixels_per_step=max(PlanConfig().max_pixels_per_step, images_per_step * largest),
+            max_pixels_per_step=2 * images_per_step * largest,
             max_canvases=worthwhile_canvases(images, epochs=EPOCHS, on_gpu=self._on_gpu),
         )
 
