@@ -16,7 +16,7 @@ def test_segments_are_all_units_once_and_in_order(units):
 
 
 def test_long_blocks_keep_few_and_recompute_few():
-    assert [len(s) for s in segments(UNITS[101])]== [1, 1, 1, 2, 2, 5, 5, 5, 5, 3, 2, 1]
+    assert [len(s) for s in segments(UNITS[101])] == [1, 1, 1, 2, 2, 5, 5, 5, 5, 3, 2, 1]
 
 
 def test_recomputed_activations_change_no_gradient():
