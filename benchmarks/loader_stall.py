@@ -54,6 +54,9 @@ brightness = 0.2
 contrast = 0.2
 saturation = 0.2
 
+[optim]
+lr = 1e-9               # of fresh weights; only time is measured
+
 [train]
 epochs = {epochs}
 log_every = {log_every}
