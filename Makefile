@@ -24,7 +24,7 @@ bench: $(STAMP)
 # The same with the real tf_slim among the arms; takes 2 GB in .parity/.
 .PHONY: bench-peers
 bench-peers: $(STAMP) .parity/tf/installed
-	$(BIN)/anysize bench --full --peers .parity/tf/bin/python --json bench-peers.json --plot bench-peers.png
+	$(BIN)/anysize bench --peers .parity/tf/bin/python --json bench-peers.json --plot bench-peers.png
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
