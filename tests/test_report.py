@@ -8,7 +8,7 @@ from anysize.config import DataConfig, RunConfig, to_toml
 from anysize.errors import DataError
 from anysize.geometry import Canvas, NetGeometry, Size
 from anysize.plan.canvases import Plan, write_plan
-from anysize.report import loss_and_iou, sizes_and_canvases, write_report
+from anysize.report import _draw_sizes, loss_and_iou, sizes_and_canvases, write_report
 
 SIZES = [Size(40, 60), Size(60, 40), Size(50, 50)]
 
@@ -174,3 +174,14 @@ def test_report_names_a_damaged_file(run):
     (run / "metrics.json").write_text('{"kind": "softmax", "iou": 3}')
     with pytest.raises(DataError, match=r"metrics\.json"):
         write_report(run)
+
+
+def test_a_list_of_many_canvases_names_as_many_as_there_is_room_for():
+    def rows(number):
+        plan = make_plan(*(Canvas(1, 64 + 4 * i, 64) for i in range(number)))
+        return [text.get_text() for text in _draw_sizes(SIZES, plan).legends[0].get_texts()]
+
+    assert len(rows(25)) == 26
+    many = rows(64)
+    assert len(many) == 27
+    assert many[-1] == "and 39 more"

@@ -62,6 +62,6 @@ def test_a_capacity_of_the_environment_stays():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="about glibc")
 def test_what_a_step_frees_is_kept_for_the_next():
+    # The system may take pages from an idle process, so the two are held against each other.
     pages = 64 * (1 << 22) // 4096
-    assert int(printed(FREED, "")) < pages / 2
-    assert int(printed(FREED, PREPARE)) > pages * 0.9
+    assert int(printed(FREED, PREPARE)) > int(printed(FREED, "")) + pages / 4

@@ -233,6 +233,9 @@ def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
     )
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+    if len(entries) > MOST_LISTED:
+        left_out = len(entries) - MOST_LISTED
+        entries[MOST_LISTED:] = [Line2D([], [], linestyle="", label=f"and {left_out} more")]
     figure.legend(
         handles=entries,
         title="Canvases, slots x height x width;\na slot holds one or several images",
@@ -242,6 +245,10 @@ def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
         handlelength=1,
     )
     return figure
+
+
+MOST_LISTED = 26
+"""Rows that the list beside the canvases has room for."""
 
 
 def _letter(index: int) -> str:
