@@ -4,7 +4,13 @@ from hypothesis import strategies as st
 
 from anysize.errors import ConfigError, ShapeError
 from anysize.geometry import Canvas, NetGeometry, Size, check_layout
-from anysize.plan.canvases import Plan, describe_plan, plan_canvases, plan_summary
+from anysize.plan.canvases import (
+    Plan,
+    describe_plan,
+    plan_canvases,
+    plan_summary,
+    worthwhile_canvases,
+)
 from anysize.plan.packing import pack
 
 NET = NetGeometry(16)
@@ -154,3 +160,20 @@ def test_fewer_images_than_a_step_are_not_planned_for_empty_slots():
     plan = make(sizes)
     assert plan.images_per_step == 4
     assert plan_summary(plan, sizes)["waste"] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("epochs", "on_gpu", "number"),
+    [
+        (1, False, 8),  # 0.01 * 10 MP / 20,000 pixels a visit is 5: never below 8.
+        (4, False, 20),
+        (10, False, 50),
+        (100, False, 64),
+        (100, True, 8),
+        (5_000, True, 64),
+        (500, True, 20),
+    ],
+)
+def test_first_visits_may_take_a_hundredth_of_the_run(epochs, on_gpu, number):
+    sizes = [Size(1000, 1000)] * 10
+    assert worthwhile_canvases(sizes, epochs=epochs, on_gpu=on_gpu) == number
