@@ -18,11 +18,11 @@ import torch
 
 from anysize.config import ModelConfig, OptimConfig
 from anysize.data.batch import Batch
+from anysize.device import Precision, prepare_process
 from anysize.geometry import Layout, NetGeometry, target_canvas, target_rect
 from anysize.models.fcn import build_model
-from anysize.optim import build_optimizer
-from anysize.step import train_step
-from anysize.world import Precision, prepare_process
+from anysize.training.optim import build_optimizer
+from anysize.training.step import train_step
 
 T = TypeVar("T")
 

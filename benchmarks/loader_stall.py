@@ -26,8 +26,8 @@ from rich.console import Console
 
 from anysize.bench.sizes import draw_sizes
 from anysize.geometry import Size
-from anysize.runlog import read_events
-from anysize.train import train
+from anysize.training.events import read_events
+from anysize.training.run import train
 from drawn_work import parse_range, parse_units, write_json
 
 CLASSES = """

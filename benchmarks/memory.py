@@ -32,7 +32,7 @@ from anysize.bench.sizes import draw_sizes
 from anysize.config import ModelConfig
 from anysize.data.batching import epoch_steps
 from anysize.geometry import CANVAS_MULTIPLE, Canvas, NetGeometry, Size, padded_batch, single
-from anysize.plan.canvases import plan_canvases
+from anysize.planning.canvases import plan_canvases
 from drawn_work import (
     NUM_CLASSES,
     CanvasTraining,

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from anysize.geometry import NetGeometry, Size
-from anysize.plan.canvases import plan_canvases
-from anysize.plan.packing import pack
+from anysize.planning.canvases import plan_canvases
+from anysize.planning.packing import pack
 
 NUM_ORDERS = 5
 IMAGES_PER_STEP = 4

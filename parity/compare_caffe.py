@@ -33,12 +33,14 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.conversion import caffe_net  # noqa: E402
+from tests.conversion.test_caffe import compare as compare_with_numpy  # noqa: E402
 from tests.parity.test_exact_canvases import mosaic  # noqa: E402
-from tests.weights import caffe_net  # noqa: E402
-from tests.weights.test_caffe import compare as compare_with_numpy  # noqa: E402
 
 from anysize.checkpoint import Weights, load_weights  # noqa: E402
 from anysize.config import PixelConvention  # noqa: E402
+from anysize.conversion.caffe import MEAN_PIXEL  # noqa: E402
+from anysize.conversion.caffemodel import read_caffemodel  # noqa: E402
 from anysize.data.loader import normalise  # noqa: E402
 from anysize.geometry import (  # noqa: E402
     Layout,
@@ -48,11 +50,9 @@ from anysize.geometry import (  # noqa: E402
     level_rects,
     single,
 )
-from anysize.losses import loss_sum  # noqa: E402
 from anysize.models.fcn import FCN, build_model  # noqa: E402
 from anysize.models.resnet_v1 import Bottleneck  # noqa: E402
-from anysize.weights.caffe import MEAN_PIXEL  # noqa: E402
-from anysize.weights.caffemodel import read_caffemodel  # noqa: E402
+from anysize.training.losses import loss_sum  # noqa: E402
 
 VENV = ROOT / ".parity" / "caffe"
 PACKAGES = ("numpy==1.23.5", "protobuf==3.20.3", "scipy==1.10.1", "six==1.16.0")

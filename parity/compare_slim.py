@@ -39,8 +39,8 @@ from anysize.config import OptimConfig
 from anysize.data.batch import Batch
 from anysize.data.loader import normalise
 from anysize.geometry import Size, coarse_rect, single, target_canvas
-from anysize.optim import build_optimizer
-from anysize.step import train_step
+from anysize.training.optim import build_optimizer
+from anysize.training.step import train_step
 
 NETS = ("resnet_v1_50", "resnet_v1_101")
 BOUNDS = {"float32": 1e-4, "float64": 1e-9}

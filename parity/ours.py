@@ -33,10 +33,10 @@ from anysize.geometry import (
     round_up,
     single,
 )
-from anysize.losses import loss_sum
 from anysize.models import fcn
 from anysize.models.fcn import FCN, build_model
 from anysize.models.resnet_v1 import Bottleneck
+from anysize.training.losses import loss_sum
 
 IMAGES_PER_SHELF = 4
 

@@ -13,7 +13,7 @@ import argparse
 
 import numpy as np
 
-from anysize.check_turned import CLEAR, SUSPECTED, Agreement, compare_edges, says, stand_upright
+from anysize.check.turned import CLEAR, SUSPECTED, Agreement, compare_edges, says, stand_upright
 from anysize.demo import read_world
 
 INVERSE = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}

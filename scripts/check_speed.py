@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from anysize.check import check_data, folder_config
+from anysize.check.folder import check_data, folder_config
 
 CLASSES = """
 [[class]]

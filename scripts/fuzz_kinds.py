@@ -27,6 +27,7 @@ from anysize.checkpoint import (
     save_weights,
 )
 from anysize.config import DataConfig, ModelConfig, OptimConfig, PixelConvention
+from anysize.conversion.convert import convert
 from anysize.data.samples import (
     Classes,
     Sample,
@@ -35,17 +36,16 @@ from anysize.data.samples import (
     read_classes,
     read_folder,
 )
-from anysize.export_onnx import export
 from anysize.geometry import Canvas, NetGeometry, Size
+from anysize.images.headers import read_size
 from anysize.models.fcn import FCN, build_model
-from anysize.onnx_file import open_onnx
-from anysize.optim import build_optimizer
-from anysize.plan.canvases import read_plan, write_plan
-from anysize.plan.fingerprint import read_size
-from anysize.plan.packing import Plan
+from anysize.onnx.export import export
+from anysize.onnx.file import open_onnx
+from anysize.planning.canvases import read_plan, write_plan
+from anysize.planning.packing import Plan
 from anysize.report import write_report
-from anysize.runlog import read_events
-from anysize.weights.convert import convert
+from anysize.training.events import read_events
+from anysize.training.optim import build_optimizer
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 SIZE = Size(23, 31)

@@ -39,11 +39,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from anysize import checkpoint, cli, train  # noqa: F401 (train is loaded for all lives)
+from anysize import checkpoint
 from anysize.checkpoint import load_latest_state
+from anysize.cli import main as cli
 from anysize.geometry import Canvas, NetGeometry
-from anysize.plan.canvases import Plan, write_plan
-from anysize.runlog import read_events
+from anysize.planning.canvases import Plan, write_plan
+from anysize.training import run as train  # noqa: F401 (loaded for all lives)
+from anysize.training.events import read_events
 
 CHECKPOINT_EVERY = 3
 RUN_TOML = f"""

@@ -10,14 +10,14 @@ import pytest
     "module",
     [
         "anysize.errors",
-        "anysize.files",
+        "anysize.atomic_files",
         "anysize.geometry",
         "anysize.config",
-        "anysize.plan.canvases",
-        "anysize.plan.fingerprint",
-        "anysize.metrics",
+        "anysize.planning.canvases",
+        "anysize.images.headers",
+        "anysize.predict.metrics",
         "anysize.report",
-        "anysize.cli",
+        "anysize.cli.main",
     ],
 )
 def test_the_pure_core_does_not_load_torch(module):

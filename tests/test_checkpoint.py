@@ -22,7 +22,7 @@ from anysize.data.samples import Classes
 from anysize.errors import ConfigError, WeightsError
 from anysize.geometry import Size, single
 from anysize.models.fcn import build_model
-from anysize.optim import build_optimizer
+from anysize.training.optim import build_optimizer
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(units=(1, 1, 1, 1), base_depth=4)

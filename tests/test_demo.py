@@ -28,7 +28,7 @@ from anysize.demo import (
 )
 from anysize.errors import DataError
 from anysize.geometry import Canvas, NetGeometry, Size
-from anysize.plan.canvases import Plan, write_plan
+from anysize.planning.canvases import Plan, write_plan
 
 COLOUR_OF = np.array([(10, 20, 90), (90, 80, 30), (5, 5, 5)], np.uint8)
 

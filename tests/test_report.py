@@ -7,7 +7,7 @@ from PIL import Image
 from anysize.config import DataConfig, RunConfig, to_toml
 from anysize.errors import DataError
 from anysize.geometry import Canvas, NetGeometry, Size
-from anysize.plan.canvases import Plan, write_plan
+from anysize.planning.canvases import Plan, write_plan
 from anysize.report import _draw_sizes, loss_and_iou, sizes_and_canvases, write_report
 
 SIZES = [Size(40, 60), Size(60, 40), Size(50, 50)]

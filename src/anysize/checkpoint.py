@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from anysize.atomic_files import write_atomic
 from anysize.config import (
     ModelConfig,
     PixelConvention,
@@ -31,7 +32,6 @@ from anysize.config import (
 )
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, WeightsError, first_names
-from anysize.files import write_atomic
 from anysize.models.fcn import FCN, build_model
 
 WEIGHTS_FORMAT = "anysize-weights-1"

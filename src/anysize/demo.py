@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from anysize.atomic_files import write_atomic
 from anysize.checkpoint import load_weights
 from anysize.config import DataConfig
 from anysize.data.samples import (
@@ -40,17 +41,16 @@ from anysize.data.samples import (
     read_classes,
     split_samples,
 )
+from anysize.device import select_device
 from anysize.errors import DataError
-from anysize.evaluate import evaluate
-from anysize.files import write_atomic
 from anysize.geometry import Size
-from anysize.metrics import add_labels, empty_confusion, softmax_metrics
-from anysize.plan.canvases import read_plan
-from anysize.predict import predict_files
+from anysize.planning.canvases import read_plan
+from anysize.predict.evaluate import evaluate
+from anysize.predict.files import predict_files
+from anysize.predict.metrics import add_labels, empty_confusion, softmax_metrics
 from anysize.report import loss_and_iou, sizes_and_canvases, write_report
-from anysize.runlog import read_events
-from anysize.train import train
-from anysize.world import select_device
+from anysize.training.events import read_events
+from anysize.training.run import train
 
 RUN_TOML = """\
 # Written by `anysize demo`: a small net from scratch, sized for a few minutes on two CPU cores.

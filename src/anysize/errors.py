@@ -31,6 +31,10 @@ class DeviceError(AnysizeError):
     """A device was asked for that this machine does not have, or its memory ran out."""
 
 
+class DoctorError(AnysizeError):
+    """A run that cannot be measured; the message says what was tried."""
+
+
 class StoppedByUserError(AnysizeError):
     """Ctrl-C or SIGTERM: the run was checkpointed, and can be resumed."""
 

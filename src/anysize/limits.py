@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from anysize.world import Precision, synchronise
+from anysize.device import Precision, synchronise
 
 
 def convolution_flops_s(

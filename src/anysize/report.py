@@ -23,14 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from anysize.atomic_files import write_atomic
 from anysize.config import load_config
 from anysize.data.samples import images_of
 from anysize.errors import DataError
-from anysize.files import write_atomic
 from anysize.geometry import Size
-from anysize.plan.canvases import Plan, read_plan
-from anysize.plan.fingerprint import fingerprint
-from anysize.runlog import read_events
+from anysize.images.headers import fingerprint
+from anysize.planning.canvases import Plan, read_plan
+from anysize.training.events import read_events
 
 COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
 """Okabe and Ito's, without black, which is for the mean."""

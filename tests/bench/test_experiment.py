@@ -12,7 +12,7 @@ from anysize.bench.plot import step_times_png
 from anysize.bench.settings import bench_settings
 from anysize.bench.summary import BenchError
 from anysize.bench.table import ARM_COLUMNS, MEANINGS, RATIO_COLUMNS, arm_rows, ratio_rows
-from anysize.cli import main
+from anysize.cli.main import main
 from anysize.config import ModelConfig
 
 TINY = ModelConfig(units=(1, 1, 1, 1), base_depth=16)

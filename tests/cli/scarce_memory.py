@@ -9,9 +9,9 @@ from anysize.config import ModelConfig, OptimConfig
 from anysize.data.batch import Batch
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch, target_canvas, target_rect
 from anysize.models.fcn import build_model
-from anysize.optim import build_optimizer
-from anysize.recover import PassLimit, Tally
-from anysize.step import train_step
+from anysize.training.memory import PassLimit, Tally
+from anysize.training.optim import build_optimizer
+from anysize.training.step import train_step
 
 GEOMETRY = NetGeometry(16)
 SIZES = [Size(500, 512), Size(512, 400), Size(480, 512), Size(300, 300)]

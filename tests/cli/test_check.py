@@ -82,23 +82,6 @@ def test_json_goes_to_a_file_or_alone_to_standard_output(workspace):
     assert json.loads((workspace / "check.json").read_text()) == table
 
 
-def test_a_fixed_copy_passes(workspace):
-    wrong_label(workspace / "data")
-    (workspace / "data/masks/s05.png").unlink()
-    said = anysize("check", "data", "--fix", "fixed", cwd=workspace, code=1)
-    assert "ids of no class are now ignored: 1" in said
-    assert "left-out.txt" in said
-    said = anysize("check", "fixed", cwd=workspace)
-    assert "no faults" in said
-    said = anysize("check", "data", "--fix", "fixed", cwd=workspace, code=2)
-    assert "not empty" in said
-    text = (workspace / "run.toml").read_text()
-    lists = 'root = "fixed"\ntrain = "train.txt"\nval = "val.txt"'
-    (workspace / "run.toml").write_text(text.replace('root = "data"', lists))
-    anysize("check", "run.toml", cwd=workspace)
-    anysize("train", "run.toml", "--set", "train.epochs=1", cwd=workspace)
-
-
 @pytest.mark.parametrize("spoil", [remove_mask, other_size, garbage_image, rotated])
 def test_train_refuses_with_the_same_words(workspace, spoil):
     named = spoil(workspace / "data")
@@ -127,8 +110,6 @@ def test_train_refuses_images_above_the_budget_with_the_same_words(workspace):
         (("nowhere",), "nowhere"),
         (("none.toml",), "No such file"),
         (("data", "--max-pixels", "0"), "at least 1"),
-        (("data", "--fix", "data/copy"), "never written to"),
-        (("data", "--fix", "data"), "never written to"),
         (("data/images",), "classes.toml"),
     ],
 )
@@ -154,11 +135,10 @@ def many_photos(root):
         shutil.copy(root / "a.png", root / f"data/masks/p{i}.png")
 
 
-@pytest.mark.parametrize("stage", ["check", "fix"])
-def test_an_interrupted_check_leaves_nothing(workspace, stage):
+def test_an_interrupted_check_leaves_nothing(workspace):
     many_photos(workspace)
     process = subprocess.Popen(
-        [ANYSIZE, "check", "data", "--fix", "fixed"],
+        [ANYSIZE, "check", "data"],
         cwd=workspace,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -166,12 +146,11 @@ def test_an_interrupted_check_leaves_nothing(workspace, stage):
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith(f"{stage}: "):
+        if line.startswith("check: "):
             break
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted" in errors
     assert "Traceback" not in errors
-    assert not (workspace / "fixed").exists()
     assert not parts(workspace)

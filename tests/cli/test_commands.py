@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from tests.cli.command import ANYSIZE, anysize
 
-from anysize.runlog import read_events
+from anysize.training.events import read_events
 
 VERBS = (
     "demo",

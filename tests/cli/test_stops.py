@@ -14,8 +14,8 @@ from tests.cli.command import anysize
 from tests.cli.test_commands import start, wait_for_steps
 from tests.flow.runs import assert_same_results, events_of, run
 
+from anysize.atomic_files import only_process_in
 from anysize.checkpoint import load_latest_state
-from anysize.files import only_process_in
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_many.py"
 PLANNED = ("--set", "plan.file=plan.json", "--set", "plan.images_per_step=2")

@@ -12,8 +12,8 @@ from PIL import Image
 
 from anysize.data.annotations import _unpack, coco_bitmap
 from anysize.data.classes import named_classes
-from anysize.data.faults import FaultError
 from anysize.data.masks import Encoding, Sample, decode_mask
+from anysize.faults import FaultError
 from anysize.geometry import Size
 
 SIZE = Size(12, 16)

@@ -2,8 +2,8 @@ import numpy as np
 
 from anysize.data.batching import epoch_steps
 from anysize.geometry import Canvas, NetGeometry, Size
-from anysize.plan.canvases import Plan
-from anysize.plan.packing import Step
+from anysize.planning.canvases import Plan
+from anysize.planning.packing import Step
 
 
 def sizes_and_plan() -> tuple[list[Size], Plan]:

@@ -29,7 +29,7 @@ from anysize.geometry import (
     target_canvas,
     target_rect,
 )
-from anysize.plan.packing import Pass, Step
+from anysize.planning.packing import Pass, Step
 
 GEOMETRY = NetGeometry(output_stride=16, pool_padding="same")
 SIZES = [(33, 47), (20, 61), (50, 18), (17, 17), (40, 40)]

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from anysize.data.classes import Classes
-from anysize.data.faults import FaultError
 from anysize.data.masks import Encoding, Sample, decode_mask
+from anysize.faults import FaultError
 from anysize.geometry import Size
 
 CLASSES = Classes(

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from anysize.config import DataConfig
-from anysize.data.images import decode_image, describe_image
 from anysize.data.samples import decode_mask, read_folder
 from anysize.errors import DataError
+from anysize.images.decode import decode_image, describe_image
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,9 @@ from anysize.doctor.apply import (
     with_settings,
     write_faster,
 )
-from anysize.doctor.findings import DoctorError, Finding
 from anysize.doctor.measure import find_subject
+from anysize.errors import DoctorError
+from anysize_why.findings import Finding
 
 TEXT = """\
 # Ours.

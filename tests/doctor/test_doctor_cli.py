@@ -6,9 +6,9 @@ import tomllib
 import pytest
 from tests.doctor.test_diagnose import WAITING, a_step, measured, trial
 
-from anysize.cli import main
+from anysize.atomic_files import only_process_in
+from anysize.cli.main import main
 from anysize.doctor import measure as measure_module
-from anysize.files import only_process_in
 
 
 @pytest.fixture

@@ -13,21 +13,20 @@ from PIL import Image
 from rich.console import Console
 from tests.flow.runs import LARGE, SMALL, run
 
-from anysize import train as train_module
+from anysize.atomic_files import only_process_in
 from anysize.config import load_config
 from anysize.data.batch import Batch
 from anysize.doctor import measure as measure_module
 from anysize.doctor.diagnose import describe, diagnose, reckon_epoch
-from anysize.doctor.findings import DoctorError
 from anysize.doctor.measure import find_subject, measure
-from anysize.errors import ConfigError, DataError
-from anysize.files import only_process_in
+from anysize.errors import ConfigError, DataError, DoctorError
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch
 from anysize.models.fcn import build_model
-from anysize.optim import build_optimizer
-from anysize.plan.canvases import Plan, write_plan
-from anysize.runlog import read_events
-from anysize.step import train_step
+from anysize.planning.canvases import Plan, write_plan
+from anysize.training import run as train_module
+from anysize.training.events import read_events
+from anysize.training.optim import build_optimizer
+from anysize.training.step import train_step
 
 PLANNED = """
 [plan]

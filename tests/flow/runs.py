@@ -6,9 +6,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from anysize.geometry import Canvas, NetGeometry
-from anysize.plan.canvases import Plan, write_plan
-from anysize.runlog import read_events
-from anysize.train import train
+from anysize.planning.canvases import Plan, write_plan
+from anysize.training.events import read_events
+from anysize.training.run import train
 
 QUIET = Console(quiet=True)
 SMALL, LARGE = Canvas(1, 100, 104), Canvas(2, 100, 104)

@@ -10,10 +10,10 @@ from rich.console import Console
 from tests.data.files import write_png16, write_tiff
 
 from anysize.checkpoint import load_weights
-from anysize.evaluate import evaluate_run
-from anysize.predict import predict_files
-from anysize.train import train
-from anysize.world import select_device
+from anysize.device import select_device
+from anysize.predict.evaluate import evaluate_run
+from anysize.predict.files import predict_files
+from anysize.training.run import train
 
 QUIET = Console(quiet=True)
 ONE_EPOCH = ["train.epochs=1", "train.log_every=1"]

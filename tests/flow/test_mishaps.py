@@ -13,8 +13,6 @@ from PIL import Image
 from safetensors.torch import load_file
 from tests.flow.runs import assert_same_results, events_of, results, run, said
 
-from anysize import step as step_module
-from anysize import train as train_module
 from anysize.checkpoint import load_latest_state
 from anysize.config import ModelConfig, OptimConfig, PixelConvention
 from anysize.data.loader import load_steps
@@ -24,10 +22,12 @@ from anysize.data.transforms import no_augmentation
 from anysize.errors import DataError, DeviceError, StoppedByUserError, WeightsError
 from anysize.geometry import Canvas, Layout, NetGeometry, check_layout, place
 from anysize.models.fcn import FCN, build_model
-from anysize.optim import build_optimizer
-from anysize.plan.packing import Pass, Step
-from anysize.recover import PassLimit, Tally
-from anysize.step import train_step
+from anysize.planning.packing import Pass, Step
+from anysize.training import run as train_module
+from anysize.training import step as step_module
+from anysize.training.memory import PassLimit, Tally
+from anysize.training.optim import build_optimizer
+from anysize.training.step import train_step
 
 GEOMETRY = NetGeometry(16)
 

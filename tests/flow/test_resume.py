@@ -14,12 +14,13 @@ from tests.flow.runs import (
     said,
 )
 
-from anysize import checkpoint, runlog
-from anysize import train as train_module
+from anysize import checkpoint
+from anysize.atomic_files import only_process_in
 from anysize.checkpoint import load_latest_state, load_weights
 from anysize.errors import ConfigError, DataError
-from anysize.evaluate import evaluate_run
-from anysize.files import only_process_in
+from anysize.predict.evaluate import evaluate_run
+from anysize.training import events as runlog
+from anysize.training import run as train_module
 
 VARIANTS = {
     "trained norms, adamw, poly": (),

@@ -11,7 +11,6 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 
-from anysize import train as train_module
 from anysize.config import ModelConfig, OptimConfig, PixelConvention
 from anysize.data.loader import load_steps
 from anysize.data.samples import find_samples, read_classes
@@ -19,12 +18,13 @@ from anysize.data.transforms import no_augmentation
 from anysize.errors import ConfigError, DataError, StoppedByUserError
 from anysize.geometry import NetGeometry
 from anysize.models.fcn import build_model
-from anysize.optim import build_optimizer
-from anysize.plan.canvases import plan_canvases
-from anysize.plan.packing import pack
-from anysize.runlog import read_events
-from anysize.step import train_step
-from anysize.train import train
+from anysize.planning.canvases import plan_canvases
+from anysize.planning.packing import pack
+from anysize.training import run as train_module
+from anysize.training.events import read_events
+from anysize.training.optim import build_optimizer
+from anysize.training.run import train
+from anysize.training.step import train_step
 
 QUIET = Console(quiet=True)
 

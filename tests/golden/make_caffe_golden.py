@@ -20,8 +20,8 @@ ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "parity")]
 
 import compare_caffe  # noqa: E402
-from tests.weights import caffe_net  # noqa: E402
-from tests.weights.test_caffe import draw_images  # noqa: E402
+from tests.conversion import caffe_net  # noqa: E402
+from tests.conversion.test_caffe import draw_images  # noqa: E402
 
 from anysize.geometry import Size  # noqa: E402
 

@@ -22,9 +22,9 @@ from anysize.geometry import (
     target_canvas,
     target_rect,
 )
-from anysize.losses import loss_sum
 from anysize.models import ops, resnet_v1
 from anysize.models.fcn import build_model, upsample
+from anysize.training.losses import loss_sum
 
 NUM_CLASSES = 3
 IGNORE = 255

@@ -18,11 +18,11 @@ from anysize.bench.sizes import SizeSets
 from anysize.bench.summary import EPOCHS
 from anysize.data.batching import epoch_steps
 from anysize.geometry import Canvas, Layout, NetGeometry, Placement, Size, padded_batch
-from anysize.plan.canvases import Plan, plan_canvases, worthwhile_canvases
-from anysize.plan.packing import to_passes
+from anysize.planning.canvases import Plan, plan_canvases, worthwhile_canvases
+from anysize.planning.packing import to_passes
 
 if TYPE_CHECKING:
-    from anysize.world import Precision
+    from anysize.device import Precision
 
 NUM_CLASSES = 15
 LEARNING_RATE, MOMENTUM = 1e-4, 0.9

@@ -40,9 +40,9 @@ from anysize.bench.summary import (
     summarise_ratios,
 )
 from anysize.bench.worker import NetWorker, Worker
+from anysize.device import select_device
 from anysize.errors import first_names
 from anysize.geometry import Canvas, Size
-from anysize.world import select_device
 
 QUICK_SECONDS, FULL_SECONDS = 150.0, 1110.0
 """That a benchmark may take in all."""

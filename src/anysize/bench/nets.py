@@ -23,14 +23,14 @@ from anysize.bench.arms import (
 from anysize.bench.plain import PlainFCN
 from anysize.config import ModelConfig, OptimConfig
 from anysize.data.batch import Batch
+from anysize.device import Precision, computing, prepare_process, synchronise
 from anysize.geometry import Layout, NetGeometry, ceil_div, target_canvas, target_rect
 from anysize.limits import count_flops
 from anysize.models import resnet_v1
 from anysize.models.fcn import build_model
 from anysize.models.ops import LevelMask
-from anysize.optim import build_optimizer
-from anysize.step import train_step
-from anysize.world import Precision, computing, prepare_process, synchronise
+from anysize.training.optim import build_optimizer
+from anysize.training.step import train_step
 
 IGNORE = 255
 

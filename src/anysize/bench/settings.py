@@ -14,7 +14,7 @@ from anysize.errors import ConfigError
 from anysize.geometry import Size
 
 if TYPE_CHECKING:
-    from anysize.world import Precision
+    from anysize.device import Precision
 
 MOST_MEGAPIXELS, MOST_IMAGES = 16.0, 10_000
 

@@ -14,7 +14,7 @@ from anysize.config import DataConfig
 from anysize.data.samples import images_of
 from anysize.errors import ConfigError
 from anysize.geometry import Size
-from anysize.plan.fingerprint import fingerprint
+from anysize.images.headers import fingerprint
 
 MOST_ELONGATED = 2
 _TRIES_A_SIZE = 100

@@ -170,8 +170,8 @@ def _answers(arm: Arm, config: ModelConfig, device_name: str) -> Any:  # noqa: A
     import torch
 
     from anysize.bench.nets import PlainNet, build_net
+    from anysize.device import peak_memory_bytes
     from anysize.limits import convolution_flops_s
-    from anysize.world import peak_memory_bytes
 
     device = torch.device(device_name)
     net = build_net(arm, config, device)

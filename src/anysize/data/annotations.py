@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from anysize.data.classes import BACKGROUND_NAMES, IGNORE_NAME, Classes, background_id
-from anysize.data.faults import FaultError
-from anysize.data.images import size_fault
 from anysize.data.shapes import MAX_SHAPES, Bitmap, Outline, area, check_points, check_total
 from anysize.errors import DataError
+from anysize.faults import FaultError
 from anysize.geometry import Size
-from anysize.plan.fingerprint import DECODER_ERRORS
+from anysize.images.decode import size_fault
+from anysize.images.headers import DECODER_ERRORS
 
 Shapes = list[Outline | Bitmap]
 

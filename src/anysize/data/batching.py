@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from anysize.geometry import Size
-from anysize.plan.canvases import Plan
-from anysize.plan.packing import Step, pack
+from anysize.planning.canvases import Plan
+from anysize.planning.packing import Step, pack
 
 
 def epoch_steps(plan: Plan, sizes: Sequence[Size], *, seed: int, epoch: int) -> list[Step]:

@@ -15,11 +15,11 @@ import numpy as np
 from anysize.config import DataConfig, MaskKind
 from anysize.data.annotations import read_json
 from anysize.data.classes import Classes
-from anysize.data.faults import DoubtError, FaultError
-from anysize.data.images import opened
 from anysize.data.layouts import is_one_of
 from anysize.data.masks import STACK_SUFFIXES, colour_codes, colour_table, read_png_header
 from anysize.data.shapes import LabelKind
+from anysize.faults import DoubtError, FaultError
+from anysize.images.decode import opened
 
 NUM_FILES = 8
 """Masks that are looked at, spread over all."""

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 from anysize.config import DataConfig, FolderLayout, MaskKind
 from anysize.data.annotations import MAX_COCO_BYTES, read_json
 from anysize.data.classes import CITYSCAPES, Classes, named_classes
-from anysize.data.faults import Fault, FaultError
-from anysize.data.images import IMAGE_SUFFIXES
 from anysize.errors import DataError
+from anysize.faults import Fault, FaultError
 from anysize.geometry import Size
+from anysize.images.decode import IMAGE_SUFFIXES
 
 MAX_YAML_BYTES = 1 << 16
 """Names of a thousand classes take a third of it; PyYAML takes seconds for a megabyte."""

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from anysize.config import PixelConvention
 from anysize.data.batch import Batch
-from anysize.data.images import Pixels, decode_image
 from anysize.data.samples import Classes, Sample, decode_mask, label_kind
 from anysize.data.transforms import Draw, apply_draw
 from anysize.errors import DataError
@@ -34,7 +33,8 @@ from anysize.geometry import (
     target_canvas,
     target_rect,
 )
-from anysize.plan.packing import Pass, Step
+from anysize.images.decode import Pixels, decode_image
+from anysize.planning.packing import Pass, Step
 from anysize.timing import Stage, untimed
 
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from anysize.config import MaskKind
 from anysize.data.annotations import coco_shapes, labelme_shapes, polygon_shapes
 from anysize.data.classes import Classes
-from anysize.data.faults import MOST_LISTED, FaultError
-from anysize.data.images import opened, readable, size_fault
 from anysize.data.shapes import LabelKind, paint
 from anysize.errors import first_names
+from anysize.faults import MOST_LISTED, FaultError
 from anysize.geometry import Size
-from anysize.plan.fingerprint import ORIENTATION
+from anysize.images.decode import opened, readable, size_fault
+from anysize.images.headers import ORIENTATION
 
 _PNG_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from anysize.atomic_files import write_atomic
 from anysize.data.samples import Sample
 from anysize.errors import DataError, first_names
-from anysize.files import write_atomic
 from anysize.geometry import Size
 
 RECORD_FILE = "samples.json"

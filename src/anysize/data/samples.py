@@ -42,8 +42,6 @@ from anysize.data.detect import (
     find_container,
     labelme_files,
 )
-from anysize.data.faults import Fault, FaultError, listing
-from anysize.data.images import EIGHT_BIT_MODES, IMAGE_SUFFIXES, decode_image, size_fault
 from anysize.data.layouts import (
     LAYOUT_MASKS,
     Pair,
@@ -73,7 +71,9 @@ from anysize.data.masks import (
 )
 from anysize.data.shapes import LabelKind
 from anysize.errors import DataError
-from anysize.plan.fingerprint import read_size, read_sizes, unreadable
+from anysize.faults import Fault, FaultError, listing
+from anysize.images.decode import EIGHT_BIT_MODES, IMAGE_SUFFIXES, decode_image, size_fault
+from anysize.images.headers import read_size, read_sizes, unreadable
 
 __all__ = [
     "EIGHT_BIT_MODES",

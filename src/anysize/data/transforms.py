@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
 from anysize.config import AugmentConfig
-from anysize.data.images import Pixels
 from anysize.geometry import Rect, Size
+from anysize.images.decode import Pixels
 
 
 def draw(config: AugmentConfig, size: Size, *, seed: int, epoch: int, index: int) -> Draw:

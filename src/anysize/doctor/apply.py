@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anysize.doctor.findings import DoctorError, Finding
+from anysize.atomic_files import write_atomic
 from anysize.doctor.measure import Subject
-from anysize.files import write_atomic
-from anysize.train import MAY_CHANGE
+from anysize.errors import DoctorError
+from anysize.training.run import MAY_CHANGE
+from anysize_why.findings import Finding
 
 __all__ = ["Promise", "changes_of", "faster_file", "read_promise", "with_settings", "write_faster"]
 

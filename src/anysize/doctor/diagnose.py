@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anysize.doctor.findings import Finding, Verdict, format_verdict, verdict
+from anysize_why.findings import Finding, Verdict, format_verdict, verdict
 
 __all__ = [
     "Control",

@@ -32,32 +32,31 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from anysize.atomic_files import LOCK_NAME
 from anysize.checkpoint import load_run_config, save_weights
 from anysize.config import RunConfig
 from anysize.data.batch import Batch
 from anysize.data.batching import epoch_steps
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.transforms import Draw, largest_size
-from anysize.doctor.diagnose import WAIT, Control, Measurements, StepTimes, Trial
-from anysize.doctor.findings import DoctorError
-from anysize.errors import ShapeError
-from anysize.evaluate import evaluate
-from anysize.files import LOCK_NAME
-from anysize.geometry import Canvas, Size, padded_batch, target_canvas
-from anysize.limits import convolution_flops_s, count_flops
-from anysize.optim import set_learning_rate
-from anysize.plan.canvases import plan_canvases
-from anysize.plan.packing import Step
-from anysize.runlog import EventLog, read_events
-from anysize.step import train_step
-from anysize.train import Job, Place, drawn_epoch, prepare, run_steps, with_whole_paths
-from anysize.world import (
+from anysize.device import (
     Precision,
     is_out_of_memory,
     peak_memory_bytes,
     release_memory,
     synchronise,
 )
+from anysize.doctor.diagnose import WAIT, Control, Measurements, StepTimes, Trial
+from anysize.errors import DoctorError, ShapeError
+from anysize.geometry import Canvas, Size, padded_batch, target_canvas
+from anysize.limits import convolution_flops_s, count_flops
+from anysize.planning.canvases import plan_canvases
+from anysize.planning.packing import Step
+from anysize.predict.evaluate import evaluate
+from anysize.training.events import EventLog, read_events
+from anysize.training.optim import set_learning_rate
+from anysize.training.run import Job, Place, drawn_epoch, prepare, run_steps, with_whole_paths
+from anysize.training.step import train_step
 
 __all__ = ["Subject", "find_subject", "measure"]
 

@@ -1,0 +1,1 @@
+"""Faults of a data folder, found before training."""

@@ -1,0 +1,111 @@
+"""Verbs that carry nets in and out: convert and export."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from anysize.cli.output import require_folder
+from anysize.cli.parsing import verb
+from anysize.cli.run_folder import load_weights_of, weights_path
+from anysize.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds this group to the parser."""
+    convert = verb(
+        verbs,
+        "convert",
+        _convert,
+        "take over a checkpoint of TF-Slim, Caffe, torchvision or timm",
+        "anysize convert resnet_v1_101.ckpt -o resnet_v1_101.safetensors",
+        "anysize convert fcn.ckpt-20000 -o fcn.safetensors --loss sigmoid --classes classes.toml",
+        "anysize convert ResNet-50-model.caffemodel -o W.safetensors --mean mean.binaryproto",
+    )
+    convert.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
+    convert.add_argument("-o", "--out", type=Path, required=True, help="weights file to write")
+    convert.add_argument(
+        "--head", default="", metavar="NAME", help="which head to take; none takes the body only"
+    )
+    convert.add_argument(
+        "--loss", choices=("softmax", "sigmoid"), help="how the head's logits are meant"
+    )
+    convert.add_argument(
+        "--classes", type=Path, metavar="classes.toml", help="names and colours of the head's"
+    )
+    convert.add_argument(
+        "--head-relu", action="store_true", help="the head ends with a ReLU, as TF-Slim's default"
+    )
+    convert.add_argument(
+        "--output-stride",
+        type=int,
+        choices=(8, 16, 32),
+        help="that the head was trained at (default: the file's where it says one, else 16)",
+    )
+    convert.add_argument(
+        "--mean", type=Path, metavar="F", help="mean image of a .caffemodel (.binaryproto)"
+    )
+
+    export = verb(
+        verbs,
+        "export",
+        _export,
+        "write a net as one ONNX file, and hold it against our own prediction",
+        "anysize export run -o model.onnx",
+    )
+    export.add_argument("weights", type=Path, metavar="RUN", help="run folder or weights file")
+    export.add_argument("-o", "--out", type=Path, required=True, help="file to write; ends .onnx")
+    export.add_argument(
+        "--output",
+        choices=("logits", "labels"),
+        default="logits",
+        help="what the file gives; logits (the default) can be tiled",
+    )
+
+
+def _convert(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.checkpoint import write_weights_file
+    from anysize.conversion.convert import convert, describe
+    from anysize.data.samples import read_classes
+
+    if parsed.out.suffix != ".safetensors":
+        raise ConfigError(f"--out is {parsed.out}; a weights file ends with .safetensors.")
+    if parsed.out.exists():
+        raise ConfigError(f"{parsed.out} is there already. Remove it, or write to another name.")
+    require_folder(parsed.out)
+    file, foreign = convert(
+        parsed.checkpoint,
+        head=parsed.head,
+        kind=parsed.loss,
+        classes=read_classes(parsed.classes) if parsed.classes else None,
+        head_relu=parsed.head_relu,
+        output_stride=parsed.output_stride,
+        mean=parsed.mean,
+    )
+    console.print(describe(foreign), highlight=False)
+    write_weights_file(parsed.out, file)
+    if file.classes is None:
+        what = "a body; a head is trained by `train.weights` in a run.toml"
+    else:
+        what = (
+            f"body and head, {len(file.classes.names)} classes, {file.kind}, output stride "
+            f"{file.config.output_stride}"
+        )
+    console.print(f"Wrote {parsed.out}: {what}.", highlight=False)
+
+
+def _export(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.checkpoint import read_weights_file
+    from anysize.onnx.export import describe, export
+
+    require_folder(parsed.out)
+    source = read_weights_file(weights_path(parsed.weights)).source
+    weights = load_weights_of(parsed.weights, "cpu")
+    check = export(weights, parsed.out, output=parsed.output, source=source)
+    console.print(f"Wrote {parsed.out}: {describe(check)}.", highlight=False)

@@ -1,0 +1,68 @@
+"""The command line: arguments in, exit codes out.
+
+0 fine, 1 found problems, 2 usage or bad input, 130 interrupted. Each verb imports what it needs
+when it runs, so that `--help` does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from anysize import __version__
+from anysize.cli import convert, data, predict, speed, train
+from anysize.cli.output import say
+from anysize.cli.parsing import epilog
+from anysize.errors import AnysizeError, StoppedByUserError
+from anysize_why.findings import WhyError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    console = Console(soft_wrap=True)
+    try:
+        code: int | None = parsed.run(parsed, console)
+    except KeyboardInterrupt:
+        say("Interrupted.")
+        return 130
+    except (AnysizeError, WhyError) as error:
+        say(str(error))
+        return 130 if isinstance(error, StoppedByUserError) else 2
+    except BrokenPipeError:
+        return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        say(f"{where}{error.strerror or error}. Nothing was left half-written.")
+        return 2
+    return code or 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anysize",
+        description="Train and run pixel labellers on images of any size, at native resolution.",
+        epilog=epilog(
+            "anysize demo -o demo",
+            "anysize check data",
+            "anysize plan data -o plan.json",
+            "anysize convert resnet_v1_101.ckpt -o resnet_v1_101.safetensors",
+            "anysize train run.toml",
+            "anysize evaluate run",
+            "anysize predict run photos -o predictions",
+            "anysize export run -o model.onnx",
+            "anysize doctor run.toml",
+            "anysize report run",
+            "anysize why train.py",
+            "anysize bench --plot bench.png",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"anysize {__version__}")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+
+    for group in (data, train, predict, convert, speed):
+        group.add_verbs(verbs)
+    return parser

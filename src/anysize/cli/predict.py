@@ -1,0 +1,111 @@
+"""Verbs that use a trained net: evaluate and predict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from anysize.cli.output import progress_bar
+from anysize.cli.parsing import computing_options, verb
+from anysize.cli.run_folder import load_weights_of
+from anysize.errors import ConfigError
+
+if TYPE_CHECKING:
+    from anysize.predict.files import Labeller
+
+
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds this group to the parser."""
+    evaluate = verb(
+        verbs,
+        "evaluate",
+        _evaluate,
+        "score a run on its held-out images, at their own size",
+        "anysize evaluate run --json metrics.json",
+    )
+    evaluate.add_argument("weights", type=Path, metavar="RUN", help="run folder")
+    evaluate.add_argument("--json", type=Path, metavar="F", help="also write the scores as JSON")
+    evaluate.add_argument("--data", type=Path, help="data folder, if it has moved")
+    computing_options(evaluate)
+
+    predict = verb(
+        verbs,
+        "predict",
+        _predict,
+        "label images; masks have the images' own size",
+        "anysize predict run photo.jpg more-photos -o predictions",
+    )
+    predict.add_argument(
+        "weights", type=Path, metavar="RUN", help="run folder, weights file, or exported .onnx"
+    )
+    predict.add_argument("images", type=Path, nargs="+", help="image files and folders")
+    predict.add_argument("-o", "--out", type=Path, required=True, help="folder to write to")
+    predict.add_argument(
+        "--probabilities", action="store_true", help="also write float16 arrays [class, h, w]"
+    )
+    predict.add_argument(
+        "--max-pixels", type=int, help="larger images run in overlapping tiles (default 2048x2048)"
+    )
+    computing_options(predict)
+
+
+def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.atomic_files import write_atomic
+    from anysize.predict.evaluate import evaluate_run, format_table
+
+    with progress_bar(console) as progress:
+        bar = progress.add_task("evaluate")
+        result = evaluate_run(
+            parsed.weights,
+            load_weights_of(parsed.weights, parsed.device),
+            data=parsed.data,
+            precision=parsed.precision,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    console.print(format_table(result), highlight=False)
+    if parsed.json:
+        write_atomic(parsed.json, json.dumps(result, indent=2).encode())
+        console.print(f"Wrote {parsed.json}.", highlight=False)
+
+
+def _predict(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.predict.files import DEFAULT_MAX_PIXELS, find_images, label_files
+
+    max_pixels = DEFAULT_MAX_PIXELS if parsed.max_pixels is None else parsed.max_pixels
+    if max_pixels < 1:
+        raise ConfigError(f"--max-pixels is {max_pixels}; it must be at least 1.")
+    labeller = _labeller(parsed)
+    total = len(find_images(parsed.images))
+    with progress_bar(console) as progress:
+        bar = progress.add_task("predict", total=total)
+        for done in label_files(
+            labeller,
+            parsed.images,
+            parsed.out,
+            max_pixels=max_pixels,
+            probabilities=parsed.probabilities,
+        ):
+            progress.advance(bar)
+            tiles = f" in {done.num_tiles} overlapping tiles" if done.num_tiles > 1 else ""
+            console.print(f"{done.image} ({done.size}){tiles} -> {done.masks[0]}", highlight=False)
+
+
+def _labeller(parsed: argparse.Namespace) -> Labeller:
+    if parsed.weights.suffix != ".onnx" or parsed.weights.is_dir():
+        from anysize.predict.files import NetLabeller
+
+        return NetLabeller(
+            weights=load_weights_of(parsed.weights, parsed.device), precision=parsed.precision
+        )
+    from anysize.onnx.file import open_onnx
+
+    if parsed.device == "cuda" or parsed.precision != "float32":
+        raise ConfigError(
+            f"{parsed.weights} runs on the CPU in float32. Leave out --device and --precision, or "
+            "predict with the run it was exported from."
+        )
+    return open_onnx(parsed.weights)

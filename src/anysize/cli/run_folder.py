@@ -1,0 +1,22 @@
+"""A run folder or a weights file, named on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from anysize.checkpoint import Weights
+
+
+def load_weights_of(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Weights:
+    """The net of a run folder or a weights file, on a device."""
+    from anysize.checkpoint import load_weights
+    from anysize.device import select_device
+
+    return load_weights(weights_path(path), select_device(device))
+
+
+def weights_path(path: Path) -> Path:
+    """The weights file of a run folder, or the file itself."""
+    return path / "weights.safetensors" if path.is_dir() else path

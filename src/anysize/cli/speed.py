@@ -1,0 +1,231 @@
+"""Verbs that say where time goes: doctor, why and bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from anysize.cli.output import print_table, require_writable, say
+from anysize.cli.parsing import verb
+from anysize.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds this group to the parser."""
+    doctor = verb(
+        verbs,
+        "doctor",
+        _doctor,
+        "say where the time of a run goes, and what to change; exit 1 where something is found",
+        "anysize doctor run.toml",
+        "anysize doctor run --seconds 120 --json doctor.json",
+        "anysize doctor run.toml --apply run-faster.toml",
+    )
+    doctor.add_argument("subject", type=Path, metavar="RUN", help="run folder or run.toml")
+    doctor.add_argument("--json", type=Path, metavar="F", help="also write it all as JSON")
+    doctor.add_argument(
+        "--apply",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="F",
+        help="write the changes that keep results to a new file; without F, to *-faster.toml",
+    )
+    doctor.add_argument(
+        "--seconds", type=float, default=60.0, help="about how long to measure (default 60)"
+    )
+
+    why = verb(
+        verbs,
+        "why",
+        _why,
+        "say why a PyTorch training script is slow; runs it unchanged for some steps",
+        "anysize why train.py",
+        "anysize why --steps 200 --html why.html train.py --lr 0.1",
+    )
+    why.add_argument("script", type=Path, metavar="SCRIPT.py")
+    why.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="ARGS",
+        help="of the script; options of anysize go before it",
+    )
+    why.add_argument("--steps", type=int, default=60, help="optimiser steps (default 60)")
+    why.add_argument(
+        "--seconds", type=float, default=120.0, help="most seconds after the first step (120)"
+    )
+    why.add_argument("--json", type=Path, metavar="F", help="also write verdict and steps as JSON")
+    why.add_argument("--html", type=Path, metavar="F", help="also write one HTML page")
+
+    _bench_options(
+        verb(
+            verbs,
+            "bench",
+            _bench,
+            "what images of many sizes cost: plain PyTorch, padding and exact canvases, by turns",
+            "anysize bench --json bench.json --plot bench.png",
+            "anysize bench --full --data photos",
+        )
+    )
+
+
+def _doctor(parsed: argparse.Namespace, console: Console) -> int:
+    import dataclasses
+
+    from anysize.atomic_files import write_atomic
+    from anysize.doctor.apply import Promise, changes_of, faster_file, read_promise, write_faster
+    from anysize.doctor.diagnose import describe, diagnose
+    from anysize.doctor.measure import find_subject, measure
+    from anysize_why.findings import to_json
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    subject = find_subject(parsed.subject)
+    out = None
+    if parsed.apply is not None:
+        out = faster_file(subject, parsed.apply if parsed.apply.name else None)
+    measured = measure(subject, seconds=parsed.seconds, say=say)
+    diagnosis = diagnose(measured)
+    say(describe(measured, diagnosis))
+    promise = read_promise(subject.source)
+    if promise is not None:
+        say(
+            f"Before the changes of {subject.source} an epoch took {promise.before_s:.2f} s, and "
+            f"{promise.expected_s:.2f} s were expected; now it takes "
+            f"{diagnosis.verdict.wall_s:.2f} s."
+        )
+    if out is not None and changes_of(diagnosis.verdict.findings):
+        now = Promise(diagnosis.verdict.wall_s, diagnosis.expected_s)
+        say(write_faster(subject, diagnosis.verdict.findings, out, promise=now))
+    elif out is not None:
+        say("Nothing to apply: no finding has a key of run.toml that keeps the results.")
+    if parsed.json:
+        table = {
+            **to_json(diagnosis.verdict),
+            "expected_s": diagnosis.expected_s,
+            "before": None if promise is None else dataclasses.asdict(promise),
+            "measurements": dataclasses.asdict(measured),
+        }
+        write_atomic(parsed.json, (json.dumps(table, indent=2) + "\n").encode())
+        say(f"Wrote {parsed.json}.")
+    return 1 if diagnosis.verdict.findings else 0
+
+
+def _why(parsed: argparse.Namespace, console: Console) -> int:
+    from anysize.atomic_files import write_atomic
+    from anysize_why.findings import WhyError
+    from anysize_why.why import describe, explain, watch, watched_json
+
+    for report in (parsed.json, parsed.html):
+        if report is not None and not report.absolute().parent.is_dir():
+            raise ConfigError(f"{report}: its folder is not there. Make it first.")
+    reports = {name: path.absolute() for name in ("json", "html") if (path := vars(parsed)[name])}
+    watched = watch(parsed.script, parsed.arguments, num_steps=parsed.steps, seconds=parsed.seconds)
+    try:
+        found = explain(watched)
+    except WhyError as error:
+        say(str(error))
+        return watched.code
+    console.print(describe(watched, found), highlight=False, markup=False)
+    if "json" in reports:
+        text = json.dumps(watched_json(watched, found), indent=1) + "\n"
+        write_atomic(reports["json"], text.encode())
+    if "html" in reports:
+        from anysize_why.page import page
+
+        write_atomic(reports["html"], page(watched, found).encode())
+    for path in reports.values():
+        console.print(f"Wrote {path}.", highlight=False, markup=False)
+    return watched.code
+
+
+def _bench(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.atomic_files import write_atomic
+    from anysize.bench.settings import bench_settings
+    from anysize.bench.slim import require_peer
+    from anysize.bench.table import ARM_COLUMNS, RATIO_COLUMNS, arm_rows, ratio_rows
+    from anysize.config import ModelConfig
+
+    for out in (parsed.json, parsed.plot):
+        if out is not None:
+            require_writable(out)
+    if parsed.plot and parsed.plot.suffix != ".png":
+        raise ConfigError(f"--plot is {parsed.plot}; it must end with .png.")
+    if parsed.plot and parsed.plot == parsed.json:
+        raise ConfigError(f"--json and --plot are the same file, {parsed.plot}. Name two.")
+    model = ModelConfig(
+        depth=parsed.depth,
+        units=parsed.units,
+        base_depth=parsed.base_depth,
+        output_stride=parsed.output_stride,
+    )
+    settings = bench_settings(
+        model,
+        data=parsed.data,
+        megapixels=parsed.megapixels,
+        images=parsed.images,
+        rounds=parsed.rounds,
+        images_per_step=parsed.images_per_step,
+        precision=parsed.precision,
+        device=parsed.device,
+        full=parsed.full,
+        peers=parsed.peers,
+    )
+    if parsed.peers:
+        require_peer(parsed.peers, model)
+    from anysize.bench.experiment import run_bench
+
+    result = run_bench(settings, lambda line: console.print(line, highlight=False, markup=False))
+    print_table(console, ARM_COLUMNS, arm_rows(result))
+    print_table(console, RATIO_COLUMNS, ratio_rows(result))
+    if parsed.json:
+        write_atomic(parsed.json, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+    if parsed.plot:
+        from anysize.bench.plot import step_times_png
+
+        write_atomic(parsed.plot, step_times_png(result))
+    for out in (parsed.json, parsed.plot):
+        if out is not None:
+            console.print(f"Wrote {out}.", highlight=False, markup=False)
+
+
+def _bench_options(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--data", type=Path, metavar="DIR", help="take the sizes of these images")
+    bench.add_argument(
+        "--megapixels",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="draw sizes between (default 0.02 0.08; --full 0.03 0.3)",
+    )
+    bench.add_argument(
+        "--full", action="store_true", help="more images, rounds and arms: under 20 minutes, not 3"
+    )
+    bench.add_argument("--images", type=int, metavar="N", help="sizes (default 52; --full 200)")
+    bench.add_argument("--rounds", type=int, metavar="R", help="of turns (default 3; --full 7)")
+    bench.add_argument("--images-per-step", type=int, default=4, help="default 4")
+    bench.add_argument("--depth", type=int, choices=(50, 101, 152, 200), default=50)
+    bench.add_argument("--output-stride", type=int, choices=(8, 16, 32), default=16)
+    bench.add_argument(
+        "--units", type=_units, default=(), metavar="A,B,C,D", help="another net: units a block"
+    )
+    bench.add_argument("--base-depth", type=int, default=64, help="channels of the stem")
+    bench.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    bench.add_argument("--precision", choices=("bf16", "float32"), default="bf16")
+    bench.add_argument("--json", type=Path, metavar="F", help="also write it all as JSON")
+    bench.add_argument("--plot", type=Path, metavar="F.png", help="draw step times")
+    bench.add_argument(
+        "--peers", type=Path, metavar="PYTHON", help="of a venv with tf_slim, to measure it too"
+    )
+
+
+def _units(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))

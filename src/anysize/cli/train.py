@@ -1,0 +1,97 @@
+"""Verbs that make a run: demo, train and report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from anysize.cli.parsing import verb
+from anysize.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds this group to the parser."""
+    demo = verb(verbs, "demo", _demo, "the whole job on real images", "anysize demo -o demo")
+    demo.add_argument("-o", "--out", type=Path, default=Path("demo"), help="folder to write to")
+
+    train = verb(
+        verbs,
+        "train",
+        _train,
+        "train what a run.toml describes",
+        "anysize train run.toml --set train.epochs=20 --set optim.lr=0.01",
+    )
+    train.add_argument("config", type=Path, metavar="run.toml")
+    train.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of run.toml; may be repeated",
+    )
+    train.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    train.add_argument(
+        "--as-before",
+        action="store_true",
+        help="with --resume: with the images that the run began with, whatever was added since",
+    )
+
+    report = verb(
+        verbs,
+        "report",
+        _report,
+        "draw a run: one HTML page, readable while it trains",
+        "anysize report run",
+    )
+    report.add_argument("weights", type=Path, metavar="RUN", help="run folder")
+
+
+def _demo(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.demo import run_demo
+
+    run_demo(parsed.out, console)
+
+
+def _train(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.training.run import train
+
+    if parsed.as_before and not parsed.resume:
+        raise ConfigError("--as-before goes with --resume.")
+    run = train(
+        parsed.config,
+        parsed.overrides,
+        resume=parsed.resume,
+        agrees=_agrees(parsed, console),
+        console=console,
+    )
+    console.print(f"Done. The run is in {run}.", highlight=False)
+
+
+def _agrees(parsed: argparse.Namespace, console: Console) -> Callable[[str], bool] | None:
+    """How a question of a resumed run is answered: by an option, or by a person at a terminal."""
+    if parsed.as_before:
+        return lambda question: True
+    if not sys.stdin.isatty():
+        return None
+
+    def ask(question: str) -> bool:
+        from rich.prompt import Confirm
+
+        return Confirm.ask(question, console=console, default=True)
+
+    return ask
+
+
+def _report(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.report import write_report
+
+    console.print(f"Wrote {write_report(parsed.weights)}.", highlight=False)

@@ -1,0 +1,215 @@
+"""The ResNets of torchvision and timm, by the names in their state dicts.
+
+`conv1.weight`, `bn1.*`, `layer1.0.conv1.weight`, `layer1.0.downsample.0.weight`, ..., `fc.*`: both
+systems use the same names and compute the same function, so a file does not say which one wrote it,
+nor which training recipe made it. Input strides are in the first unit's 3x3, the first unit of a
+dilated block keeps the rate of the block before, the pooling pads one cell on both sides, and
+pixels are RGB / 255, less a mean, over a standard deviation.
+
+A state dict does not say everything. timm's `resnetblur50` and `resnetaa50` have all names and
+shapes of `resnet50`, and so have nets of other collections that keep Caffe's stride position or its
+pixels: who converts one of these gets another function than it was trained for.
+
+Source: torchvision 0.29.1 `models/resnet.py`; timm 1.0.31 `models/resnet.py`, whose settings for
+resnet50, resnet101 and resnet152 all have the ImageNet mean and standard deviation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anysize.config import UNITS, PixelConvention
+from anysize.conversion.foreign import Foreign, model_config
+from anysize.errors import WeightsError
+
+__all__ = ["foreign_from_torchvision"]
+
+PIXELS = PixelConvention(
+    channel_order="RGB", max_value=1.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
+
+_NORM = {
+    "weight": "gamma",
+    "bias": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
+_LAYERS = {
+    "conv1": ("conv1", "bn1"),
+    "conv2": ("conv2", "bn2"),
+    "conv3": ("conv3", "bn3"),
+    "shortcut": ("downsample.0", "downsample.1"),
+}
+_UNIT = re.compile(r"layer(\d+)\.(\d+)\.")
+_SEGMENTATION = ("classifier.", "aux_classifier.")
+
+_GIVEN_AWAY_BY_NAME = (
+    (r"conv1\.\d", "a stem of several 3x3 convolutions (ResNet-C, -D or -S)"),
+    (r"layer\d+\.\d+\.downsample\.[2-9]", "pooling in its shortcuts (ResNet-D)"),
+    (r"maxpool\.", "a convolution in place of the pooling"),
+    (r"layer\d+\.\d+\.(se|se_module|eca|attn)\.", "channel attention (SE, ECA or the like)"),
+    (r".*\.filt$", "blurring before its strides (anti-aliased)"),
+    (r"layer\d+\.\d+\.(convs|bns|conv\d)\.\D*\d*\.", "units of split convolutions"),
+    (r"(stem|stages|embedder)\.", "the layout of ResNet v2, or of another net"),
+)
+
+
+def foreign_from_torchvision(tensors: Mapping[str, NDArray[Any]], path: Path) -> Foreign:
+    """Finds a ResNet of bottlenecks in a state dict; depth and width are found too.
+
+    A prefix that all names share is ignored. Of torchvision's segmentation nets, whose body is
+    `backbone.*`, the body is taken.
+
+    Args:
+        tensors: By the names in the file.
+        path: Named in messages.
+
+    Raises:
+        WeightsError: It is another net; says what gave it away.
+    """
+    inner = {_without(_shared_prefix(tensors), name): name for name in tensors}
+    left_out = {n: "a counter of averaged steps" for n in tensors if n.endswith("n_averaged")}
+    described = ", weights averaged over steps" if _is_averaged(tensors) else ""
+    if any(n.startswith(_SEGMENTATION) for n in inner):
+        heads = {o: "head of a segmentation net" for n, o in inner.items() if _is_head(n)}
+        left_out.update(heads)
+        inner = {_without("backbone.", n): o for n, o in inner.items() if o not in heads}
+        described += ", the body of a segmentation net"
+    inner = {n: o for n, o in inner.items() if o not in left_out}
+    for name, outer in inner.items():
+        if name in ("fc.weight", "fc.bias"):
+            left_out[outer] = "classifier of whole images"
+        elif name.endswith(".num_batches_tracked"):
+            left_out[outer] = "a counter of training steps"
+    shapes = {n: tuple(tensors[o].shape) for n, o in inner.items()}
+    units, base_depth = _read_shape(shapes, path)
+    ours = _our_names(units)
+    taken = {outer: ours[name] for name, outer in inner.items() if name in ours}
+    return Foreign(
+        source=f"torchvision or timm {_title(units, base_depth)}{described}",
+        config=model_config(
+            units,
+            base_depth,
+            pool_padding="torchvision",
+            stride_position="first_3x3",
+            dilation_rule="previous",
+        ),
+        pixels=PIXELS,
+        tensors={own: np.asarray(tensors[outer], np.float32) for outer, own in taken.items()},
+        taken=taken,
+        left_out=left_out,
+        unknown=tuple(n for n in tensors if n not in taken and n not in left_out),
+    )
+
+
+def _shared_prefix(names: Iterable[str]) -> str:
+    """What wrappers (data parallel, averaging, compilation) put before every name."""
+    counted = [n for n in names if not n.endswith("n_averaged")]
+    prefix = ""
+    while counted:
+        first, dot, _ = counted[0][len(prefix) :].partition(".")
+        longer = prefix + first + dot
+        if not dot or not all(n.startswith(longer) for n in counted):
+            break
+        prefix = longer
+    return prefix
+
+
+def _is_averaged(names: Iterable[str]) -> bool:
+    return "ema" in re.split(r"[._]", _shared_prefix(names)) or any(
+        n.endswith("n_averaged") for n in names
+    )
+
+
+def _is_head(name: str) -> bool:
+    return name.startswith(_SEGMENTATION)
+
+
+def _without(prefix: str, name: str) -> str:
+    return name.removeprefix(prefix)
+
+
+def _read_shape(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[tuple[int, ...], int]:
+    """Units in each block and channels of the stem; refuses everything that is another net."""
+    for pattern, what in _GIVEN_AWAY_BY_NAME:
+        for name in shapes:
+            if re.match(pattern, name):
+                raise _other_net(path, f"{name} is of a net with {what}")
+    stem = shapes.get("conv1.weight")
+    if stem is None or not any(_UNIT.match(n) for n in shapes):
+        some = ", ".join(list(shapes)[:4])
+        raise _other_net(path, f"it has no conv1.weight or no layer1.0, but {some}")
+    if stem[1:] != (3, 7, 7):
+        raise _other_net(path, f"conv1.weight is {stem}, not 7x7 over 3 channels")
+    if "bn1.running_mean" not in shapes:
+        raise _other_net(path, "bn1 has no running_mean, so its norm is not a batch norm")
+    units = _count_units(shapes, path)
+    for block, num_units in enumerate(units, 1):
+        for unit in range(num_units):
+            _check_unit(shapes, f"layer{block}.{unit}", stem[0] << (block - 1), path)
+    return units, stem[0]
+
+
+def _count_units(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[int, ...]:
+    matches = [m for m in map(_UNIT.match, shapes) if m]
+    found = {(int(m[1]), int(m[2])) for m in matches}
+    units = tuple(sum(block == b for b, _ in found) for block in range(1, 5))
+    expected = {(block, u) for block, n in enumerate(units, 1) for u in range(n)}
+    if 0 in units or found != expected:
+        raise _other_net(
+            path,
+            f"its layers have {list(units)} units"
+            + (", with gaps in their numbers or a fifth layer" if found != expected else ""),
+        )
+    return units
+
+
+def _check_unit(shapes: Mapping[str, tuple[int, ...]], name: str, depth: int, path: Path) -> None:
+    first, second = shapes.get(f"{name}.conv1.weight"), shapes.get(f"{name}.conv2.weight")
+    if first is None or second is None or len(first) != 4 or len(second) != 4:
+        raise _other_net(path, f"{name} has no conv1 and conv2")
+    if first[2:] == (3, 3) or f"{name}.conv3.weight" not in shapes:
+        raise _other_net(path, f"{name} is a basic block of two 3x3 convolutions (ResNet-18, 34)")
+    if second[1] != second[0]:
+        groups = second[0] // max(second[1], 1)
+        raise _other_net(path, f"{name}.conv2 has {groups} groups (ResNeXt)")
+    if second[0] != depth:
+        raise _other_net(
+            path, f"{name}.conv2 has {second[0]} channels, not {depth} (a wide ResNet or pruned)"
+        )
+
+
+def _other_net(path: Path, what: str) -> WeightsError:
+    return WeightsError(
+        f"{path} is a state dict of another net: {what}. Anysize takes ResNet v1 with bottlenecks, "
+        "as torchvision and timm build resnet50, resnet101 and resnet152."
+    )
+
+
+def _our_names(units: Sequence[int]) -> dict[str, str]:
+    """Every name that such a net has there, and ours."""
+    layers = {("conv1", "bn1"): "body.conv1"}
+    for block, num_units in enumerate(units, 1):
+        for unit in range(num_units):
+            for own, (conv, norm) in _LAYERS.items():
+                there = f"layer{block}.{unit}."
+                here = f"body.units.block{block}_unit{unit + 1}.{own}"
+                layers[there + conv, there + norm] = here
+    names: dict[str, str] = {}
+    for (conv, norm), own in layers.items():
+        names[f"{conv}.weight"] = f"{own}.weights"
+        names.update({f"{norm}.{n}": f"{own}.{ours}" for n, ours in _NORM.items()})
+    return names
+
+
+def _title(units: tuple[int, ...], base_depth: int) -> str:
+    for depth, known in UNITS.items():
+        if units == known and base_depth == 64:
+            return f"ResNet-{depth}"
+    return f"ResNet of {list(units)} bottlenecks, {base_depth} channels in the stem"

@@ -1,0 +1,1 @@
+"""Image files: sizes from headers, and pixels."""

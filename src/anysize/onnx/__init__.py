@@ -1,0 +1,1 @@
+"""Export to ONNX, and running such files."""

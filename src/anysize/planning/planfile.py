@@ -1,0 +1,231 @@
+"""The plan file: JSON that a person can read and edit, checked when it is read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from anysize.atomic_files import write_atomic
+from anysize.errors import ConfigError, ShapeError
+from anysize.geometry import CANVAS_MULTIPLE, Canvas, NetGeometry, Size
+from anysize.planning.packing import Plan, check_fit, pack
+
+FORMAT = "anysize-plan-1"
+SUMMARY_ORDERS = 2
+"""Epochs whose packings the stated waste is the mean of."""
+
+SUMMARY_IMAGES = 4_000
+"""Most images that a summary packs; of more, it takes an evenly spread part."""
+
+_KEYS = ("format", "geometry", "images_per_step", "max_pixels_per_step", "canvases", "summary")
+_STRIDES = (8, 16, 32)
+_POOL_PADDINGS = ("same", "caffe", "torchvision")
+
+
+def plan_summary(plan: Plan, sizes: Sequence[Size]) -> dict[str, Any]:
+    """The figures of a plan on these images.
+
+    Returns:
+        `images`, `distinct_sizes`, `canvases`; `waste`: the part of the computed pixels that
+        belongs to no image, over some packings in random orders; `passes_per_step`; and
+        `canvas_shares`: for each canvas, in the order of the plan, its part of all passes.
+
+    Raises:
+        ShapeError: Some images fit on no canvas.
+    """
+    part = list(sizes[:: -(-len(sizes) // SUMMARY_IMAGES)]) if sizes else []
+    valid = computed = num_steps = 0
+    visits: Counter[Canvas] = Counter()
+    for seed in range(SUMMARY_ORDERS):
+        order = np.random.default_rng(seed).permutation(len(part)).tolist()
+        for step in pack(part, order, plan):
+            num_steps += 1
+            for p in step.passes:
+                visits[p.layout.canvas] += 1
+                valid += p.layout.valid_pixels
+                computed += p.layout.canvas.pixels
+    num_passes = visits.total()
+    return {
+        "images": len(sizes),
+        "distinct_sizes": len(set(sizes)),
+        "canvases": len(plan.canvases),
+        "waste": round(1 - valid / computed, 4) if computed else 0.0,
+        "passes_per_step": round(num_passes / num_steps, 3) if num_steps else 0.0,
+        "canvas_shares": [round(visits[c] / max(num_passes, 1), 3) for c in plan.canvases],
+    }
+
+
+def describe_plan(plan: Plan, sizes: Sequence[Size]) -> str:
+    """The summary in words, a few lines."""
+    summary = plan_summary(plan, sizes)
+    lines = [
+        f"{summary['images']} images of {summary['distinct_sizes']} sizes -> "
+        f"{summary['canvases']} canvases, {100 * summary['waste']:.1f}% waste, "
+        f"{summary['passes_per_step']:.2f} passes a step of {plan.images_per_step}",
+    ]
+    for canvas, share in zip(plan.canvases, summary["canvas_shares"], strict=True):
+        slots = "1 slot " if canvas.slots == 1 else f"{canvas.slots} slots"
+        lines.append(
+            f"  {slots} of {canvas.height:>4} x {canvas.width:>4}  "
+            f"{canvas.pixels / 1e6:5.2f} MP  {100 * share:5.1f}% of the passes"
+        )
+    return "\n".join(lines)
+
+
+def check_plan(plan: Plan, sizes: Sequence[Size], *, geometry: NetGeometry, source: str) -> None:
+    """Checks that a plan suits a net and holds all images.
+
+    Args:
+        plan: The plan.
+        sizes: Of images that must fit, each alone.
+        geometry: Of the net that is to run.
+        source: The plan's file, for messages.
+
+    Raises:
+        ConfigError: The plan was made for a net with another stride or pooling.
+        ShapeError: Some images fit on no canvas.
+    """
+    for key in ("output_stride", "pool_padding"):
+        planned, wanted = getattr(plan.geometry, key), getattr(geometry, key)
+        if planned != wanted:
+            raise ConfigError(
+                f"The plan was made for `model.{key}` = {planned}, but the net has {wanted} "
+                f"({source}). Make a new plan with `anysize plan`, or leave `plan.file` out."
+            )
+    try:
+        check_fit(sizes, plan)
+    except ShapeError as error:
+        raise ShapeError(f"{source}: {error}") from None
+
+
+def write_plan(plan: Plan, path: Path, *, sizes: Sequence[Size]) -> None:
+    """Writes a plan with its figures on these images.
+
+    Raises:
+        ConfigError: The file cannot be written.
+        ShapeError: Some images fit on no canvas.
+    """
+    canvases = ",\n".join(f"    {json.dumps(c._asdict())}" for c in plan.canvases)
+    geometry = {
+        "output_stride": plan.geometry.output_stride,
+        "pool_padding": plan.geometry.pool_padding,
+    }
+    text = (
+        "{\n"
+        f'  "format": {json.dumps(FORMAT)},\n'
+        f'  "geometry": {json.dumps(geometry)},\n'
+        f'  "images_per_step": {plan.images_per_step},\n'
+        f'  "max_pixels_per_step": {plan.max_pixels_per_step},\n'
+        f'  "canvases": [\n{canvases}\n  ],\n'
+        f'  "summary": {json.dumps(plan_summary(plan, sizes))}\n'
+        "}\n"
+    )
+    try:
+        write_atomic(path, text.encode())
+    except OSError as error:
+        raise ConfigError(
+            f"The plan cannot be written to {path}: {error.strerror or error}. "
+            f"Choose a folder that exists and can be written."
+        ) from None
+
+
+def read_plan(path: Path) -> Plan:
+    """Reads a plan file and checks every value in it.
+
+    Raises:
+        ConfigError: No such file, not JSON, or a key that is missing, unknown or out of range.
+    """
+    try:
+        table: object = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"No such plan: {path}. Make one with `anysize plan`.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as JSON: {error}. Mend it, or make a new one with "
+            f"`anysize plan`."
+        ) from None
+    source = str(path)
+    table = _object(table, "the plan", _KEYS, ("summary",), source)
+    if table["format"] != FORMAT:
+        raise ConfigError(
+            f"`format` is {table['format']!r}; this version reads {FORMAT!r} ({source}). Make a "
+            f"new plan with `anysize plan`."
+        )
+    geometry = _object(
+        table["geometry"], "`geometry`", ("output_stride", "pool_padding"), (), source
+    )
+    stride = _one_of(geometry["output_stride"], "geometry.output_stride", _STRIDES, source)
+    padding = _one_of(geometry["pool_padding"], "geometry.pool_padding", _POOL_PADDINGS, source)
+    budget = _positive(table["max_pixels_per_step"], "max_pixels_per_step", source)
+    canvases = table["canvases"]
+    if not isinstance(canvases, list) or not canvases:
+        raise ConfigError(f"`canvases` must be a list with at least one canvas ({source}).")
+    return Plan(
+        geometry=NetGeometry(output_stride=stride, pool_padding=padding),
+        images_per_step=_positive(table["images_per_step"], "images_per_step", source),
+        max_pixels_per_step=budget,
+        canvases=_canvases(cast("list[object]", canvases), budget, source),
+    )
+
+
+def _canvases(items: list[object], budget: int, source: str) -> tuple[Canvas, ...]:
+    canvases: list[Canvas] = []
+    for i, item in enumerate(items):
+        key = f"canvases[{i}]"
+        values = _object(item, f"`{key}`", Canvas._fields, (), source)
+        canvas = Canvas(*(_positive(values[n], f"{key}.{n}", source) for n in Canvas._fields))
+        for name in ("height", "width"):
+            extent = getattr(canvas, name)
+            if extent % CANVAS_MULTIPLE:
+                raise ConfigError(
+                    f"`{key}.{name}` is {extent}, which is not a multiple of {CANVAS_MULTIPLE} "
+                    f"({source}). Use {extent + CANVAS_MULTIPLE - extent % CANVAS_MULTIPLE}."
+                )
+        if canvas.pixels > budget:
+            raise ConfigError(
+                f"`{key}` is {canvas}, {canvas.pixels} pixels, above `max_pixels_per_step` = "
+                f"{budget} ({source}). Make the canvas smaller, or raise the limit."
+            )
+        if canvas in canvases:
+            raise ConfigError(
+                f"`{key}` is {canvas}, as is `canvases[{canvases.index(canvas)}]` ({source}). "
+                f"Remove one."
+            )
+        canvases.append(canvas)
+    return tuple(canvases)
+
+
+def _object(
+    value: object, name: str, keys: Sequence[str], optional: Sequence[str], source: str
+) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be an object with the keys {', '.join(keys)} ({source}).")
+    table = cast("dict[str, Any]", value)
+    for key in table:
+        if key not in keys:
+            raise ConfigError(
+                f"{name} has an unknown key `{key}` ({source}). Remove it; known are "
+                f"{', '.join(keys)}."
+            )
+    for key in keys:
+        if key not in table and key not in optional:
+            raise ConfigError(f"{name} has no key `{key}` ({source}). Add it.")
+    return table
+
+
+def _positive(value: object, key: str, source: str) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"`{key}` is {value!r}; it must be a whole number above 0 ({source}).")
+    return value
+
+
+def _one_of(value: Any, key: str, options: Sequence[Any], source: str) -> Any:  # noqa: ANN401
+    if isinstance(value, bool) or value not in options:
+        named = ", ".join(str(o) for o in options)
+        raise ConfigError(f"`{key}` is {value!r}; it must be one of {named} ({source}).")
+    return value

@@ -1,0 +1,211 @@
+"""Evaluation: the metrics of a net over images at their native size, each pixel counted once.
+
+Images are packed on the canvases of a plan, and the result is that of running each of them alone:
+exact padding makes the logits the same, and confusion counts and histograms add up in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from anysize.checkpoint import Weights
+from anysize.config import PixelConvention, load_config
+from anysize.data.batch import Batch
+from anysize.data.loader import LoadedStep, load_steps
+from anysize.data.record import RECORD_FILE, compare_with_record
+from anysize.data.samples import Classes, Sample, read_folder, split_samples
+from anysize.data.transforms import no_augmentation
+from anysize.device import Precision
+from anysize.errors import ConfigError, DataError
+from anysize.geometry import Size, single, target_rect
+from anysize.models.fcn import FCN
+from anysize.planning.canvases import Plan, read_plan
+from anysize.planning.packing import Pass, Step, pack
+from anysize.predict import metrics
+from anysize.predict.files import Kind, canvas_logits
+
+PREFETCH_STEPS = 2
+"""Steps that are made ready ahead; labels at full resolution make them large."""
+
+
+def evaluate(
+    model: FCN,
+    samples: Sequence[Sample],
+    *,
+    plan: Plan,
+    classes: Classes,
+    kind: Kind,
+    pixels: PixelConvention,
+    precision: Precision = "float32",
+    num_threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    broken: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Compares a net's labels with the masks, at full resolution.
+
+    Args:
+        model: Its mode is afterwards as it was before; trained norms use their running statistics.
+        samples: Images and masks.
+        plan: Images that fit on none of its canvases run alone.
+        classes: In the order of the net's logits.
+        kind: How the net's logits, and the masks, are meant.
+        pixels: What the net takes.
+        precision: "bf16" computes the net under autocast.
+        num_threads: Threads that decode images.
+        progress: Called after every canvas with the numbers of images done and of all.
+        broken: Takes images that cannot be read, by stem, with what is wrong; they do not count.
+            Without it, the first of them is an error.
+
+    Returns:
+        What `metrics.softmax_metrics` or `metrics.sigmoid_metrics` returns: plain numbers, as JSON
+        takes them.
+
+    Raises:
+        ConfigError: The plan was made for a net of another geometry.
+        DataError: There is no sample, or an image or mask cannot be read or does not hold.
+        WeightsError: A logit is not finite.
+    """
+    if not samples:
+        raise DataError("There is no image to evaluate on. Check the split (`data.val`).")
+    if plan.geometry != model.geometry:
+        raise ConfigError(
+            f"The plan was made for {plan.geometry}, but the net has {model.geometry}. Make a plan "
+            "for this net."
+        )
+    sizes = [sample.size for sample in samples]
+    ignore_index = classes.ignore_index
+    confusion = metrics.empty_confusion(len(classes.names))
+    histograms = metrics.empty_histograms(len(classes.names))
+    steps = load_steps(
+        samples,
+        evaluation_steps(sizes, plan),
+        [no_augmentation(size) for size in sizes],
+        classes=classes,
+        geometry=plan.geometry,
+        loss_at="full",
+        pixels=pixels,
+        num_threads=num_threads,
+        prefetch_steps=PREFETCH_STEPS,
+        skip_broken=broken is not None,
+    )
+    num_done = 0
+    with contextlib.closing(steps):
+        for batch in _batches(steps, broken):
+            images = canvas_logits(model, batch.pixels, batch.layout, precision=precision)
+            for logits, placement in zip(images, batch.layout.placements, strict=True):
+                r = target_rect(placement, plan.geometry, "full")
+                rows, columns = slice(r.top, r.top + r.height), slice(r.left, r.left + r.width)
+                target = batch.target[r.slot, ..., rows, columns].numpy()
+                if kind == "softmax":
+                    labels = logits.argmax(0).cpu().numpy()
+                    metrics.add_labels(confusion, target, labels, ignore_index=ignore_index)
+                else:
+                    scores = logits.cpu().numpy()
+                    metrics.add_scores(histograms, target, scores, ignore_index=ignore_index)
+            num_done += len(images)
+            if progress is not None:
+                progress(num_done, len(samples))
+    if kind == "softmax":
+        return metrics.softmax_metrics(confusion, classes.names)
+    return metrics.sigmoid_metrics(histograms, classes.names)
+
+
+def _batches(steps: Iterable[LoadedStep], broken: dict[str, str] | None) -> Iterator[Batch]:
+    for step in steps:
+        if broken is not None:
+            broken.update(step.broken)
+        yield from step.batches
+
+
+def evaluate_run(
+    run: Path,
+    weights: Weights,
+    *,
+    data: Path | None = None,
+    precision: Precision = "float32",
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Evaluates weights on the images that a run held out, on the canvases of its plan.
+
+    Args:
+        run: The run's folder; its `run.toml` names the data and the split.
+        weights: Of this run, on the device to compute on.
+        data: The data folder if it has moved.
+        precision: See `evaluate`.
+        progress: See `evaluate`.
+
+    Returns:
+        See `evaluate`.
+
+    Raises:
+        AnysizeError: What `evaluate` raises; the folder is not a run's; its data do not hold, or
+            have other classes than the weights.
+    """
+    if not (run / "run.toml").is_file():
+        raise ConfigError(f"{run} is not the folder of a run: there is no run.toml in it.")
+    config = load_config(run / "run.toml")
+    root = data or run / config.data.root
+    folder = read_folder(root, config.data, weights.kind)
+    classes, samples = folder.classes, folder.samples
+    if classes.names != weights.classes.names:
+        raise DataError(
+            f"The weights have the classes {', '.join(weights.classes.names)}, but "
+            f"{root} has {', '.join(classes.names)}. Evaluate on the data that "
+            "the weights were trained for."
+        )
+    split = split_samples(samples, config.data, root, seed=config.train.seed, listed=folder.listed)
+    record = run / RECORD_FILE
+    # A file that was added since would draw another split, with images that the run trained on.
+    held_out = compare_with_record(record, samples, *split).val if record.exists() else split[1]
+    return evaluate(
+        weights.model,
+        held_out,
+        plan=read_plan(run / "plan.json"),
+        classes=classes,
+        kind=weights.kind,
+        pixels=weights.pixels,
+        precision=precision,
+        num_threads=config.train.loader_threads,
+        progress=progress,
+    )
+
+
+def evaluation_steps(sizes: Sequence[Size], plan: Plan) -> list[Step]:
+    """Packs all images on the plan's canvases; those that fit on none run alone, at the end."""
+    fitting: list[int] = []
+    alone: list[int] = []
+    for i, size in enumerate(sizes):
+        needed = single(size, plan.geometry).canvas
+        fits = any(c.height >= needed.height and c.width >= needed.width for c in plan.canvases)
+        (fitting if fits else alone).append(i)
+    return [
+        *pack(sizes, fitting, plan),
+        *(Step((Pass(single(sizes[i], plan.geometry), (i,)),)) for i in alone),
+    ]
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """The metrics as lines of text: a row a class, their means, and the totals; in percent."""
+    totals = f"{result['num_images']:,} images, {result['num_pixels'] / 1e6:,.2f} megapixels"
+    if result["kind"] == "softmax":
+        title, scores, mean = "IoU", result["iou"], result["miou"]
+        totals = (
+            f"pixel accuracy {_percent(result['pixel_accuracy'])}, "
+            f"class accuracy {_percent(result['class_accuracy'])}, {totals}"
+        )
+    else:
+        title, scores, mean = "AP", result["average_precision"], result["map"]
+    rows = [
+        ("class", title, "F1"),
+        *((name, _percent(scores[name]), _percent(f1)) for name, f1 in result["f1"].items()),
+        ("mean", _percent(mean), _percent(result["mean_f1"])),
+    ]
+    width = max(len(name) for name, _, _ in rows)
+    return "\n".join([*(f"{a:<{width}}{b:>8}{c:>8}" for a, b, c in rows), totals])
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"

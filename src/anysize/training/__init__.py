@@ -1,0 +1,1 @@
+"""Training: a run, its steps, losses and state."""

@@ -1,0 +1,1 @@
+"""Why a PyTorch training script is slow: the verdict of `anysize why`."""

@@ -1,0 +1,201 @@
+"""What holds for every system; the systems' own names and layouts have tests of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from anysize.checkpoint import load_weights, read_weights_file, write_weights_file
+from anysize.config import ModelConfig, PixelConvention
+from anysize.conversion import convert as module
+from anysize.conversion.convert import convert, describe
+from anysize.conversion.foreign import Foreign
+from anysize.data.samples import Classes
+from anysize.errors import WeightsError
+from anysize.models.fcn import build_model
+
+CONFIG = ModelConfig(units=(1, 1, 2, 1), base_depth=4, pool_padding="torchvision")
+PARTS = {
+    "gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}  # fmt: skip
+
+
+def body(seed=0):
+    model = build_model(CONFIG, 3, generator=torch.Generator().manual_seed(seed))
+    return {n: t for n, t in model.state_dict().items() if n.startswith("body.")}
+
+
+def torchvision_state():
+    """The same tensors by torchvision's names, with its classifier."""
+    state = {"fc.weight": torch.zeros(10, 128), "fc.bias": torch.zeros(10)}
+    for name, tensor in body().items():
+        *place, part = name.removeprefix("body.").split(".")
+        layer = place[-1]
+        conv, norm = {"shortcut": ("downsample.0", "downsample.1")}.get(
+            layer, (layer, "bn" + layer[-1])
+        )
+        prefix = ""
+        if place[0] == "units":
+            block, unit = place[1].removeprefix("block").split("_unit")
+            prefix = f"layer{block}.{int(unit) - 1}."
+        leaf = f"{conv}.weight" if part == "weights" else f"{norm}.{PARTS[part]}"
+        state[prefix + leaf] = tensor.clone()
+    return state
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "resnet.safetensors"
+    save_file(torchvision_state(), path)
+    return path
+
+
+def command(*arguments):
+    return subprocess.run(
+        [Path(sys.executable).with_name("anysize"), "convert", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def with_head(path, num_classes=3, **changes):
+    """A reader's result with a head, for rules that no system's reader decides."""
+    found = convert(path)[1]
+    head = {
+        "head.weights": np.ones((128, num_classes, 3, 3), np.float32),
+        "head.biases": np.zeros(num_classes, np.float32),
+    }
+    values = {name: getattr(found, name) for name in Foreign.__slots__}
+    values["tensors"] = {**found.tensors, **head}
+    values["taken"] = {**found.taken, "up/w": "head.weights", "up/b": "head.biases"}
+    return Foreign(**{**values, **changes})
+
+
+def test_a_body_is_taken_with_its_rules_pixels_and_source(checkpoint):
+    file, found = convert(checkpoint)
+    assert file.classes is None
+    assert file.kind is None
+    assert (file.config.units, file.config.base_depth) == ((1, 1, 2, 1), 4)
+    assert file.config.stride_position == "first_3x3"
+    assert file.config.dilation_rule == "previous"
+    assert file.pixels.max_value == 1.0
+    assert "torchvision" in file.source
+    assert "resnet.safetensors" in file.source
+    assert set(file.tensors) == set(body())
+    for name, tensor in body().items():
+        assert torch.equal(file.tensors[name], tensor)
+    text = describe(found)
+    assert "units (1, 1, 2, 1), base depth 4" in text
+    assert "fc.weight" in text
+
+
+def test_the_command_says_what_it_found_and_writes_what_a_run_can_start_from(checkpoint, tmp_path):
+    out = tmp_path / "w.safetensors"
+    done = command(checkpoint, "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert "Found torchvision or timm" in done.stdout
+    assert "a body; a head is trained by `train.weights`" in done.stdout
+    assert read_weights_file(out).config.pool_padding == "torchvision"
+    assert command(checkpoint, "-o", out).returncode == 2
+    assert command(checkpoint, "-o", tmp_path / "w.pth").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("layer3.1.bn2.bias"), "block3_unit2.conv2.beta"),
+        (lambda s: s.update({"neck.weight": torch.zeros(3)}), "neck.weight"),
+        (lambda s: s.update({"layer1.0.bn1.bias": torch.zeros(7)}), "block1_unit1.conv1.beta"),
+        (lambda s: s["bn1.weight"].fill_(torch.nan), "not finite"),
+        (lambda s: s["bn1.running_var"].fill_(-1), "negative variances"),
+    ],
+)
+def test_nothing_is_written_unless_every_tensor_is_accounted_for(tmp_path, change, message):
+    state = torchvision_state()
+    change(state)
+    path = tmp_path / "resnet.safetensors"
+    save_file(state, path)
+    out = tmp_path / "w.safetensors"
+    done = command(path, "-o", out)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "resnet.safetensors" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
+
+
+def test_a_head_must_be_given_a_meaning(checkpoint, monkeypatch):
+    found = with_head(checkpoint)
+    monkeypatch.setattr(module, "_read", lambda *_: found)
+    with pytest.raises(WeightsError, match=r"a head of 3 channels.*--loss sigmoid"):
+        convert(checkpoint)
+    file, _ = convert(checkpoint, kind="sigmoid", head_relu=True)
+    assert file.classes.names == ("class_0", "class_1", "class_2")
+    assert len(set(file.classes.colours)) == 3
+    assert file.config.head_relu
+    two = Classes(names=("a", "b"), colours=((0, 0, 0), (1, 1, 1)))
+    with pytest.raises(WeightsError, match="3 channels, but --classes names 2: a, b"):
+        convert(checkpoint, kind="softmax", classes=two)
+
+
+def test_a_head_can_be_left_out(checkpoint, monkeypatch):
+    found = with_head(checkpoint)
+    monkeypatch.setattr(module, "_read", lambda *_: found)
+    file, found = convert(checkpoint, head="none")
+    assert file.classes is None
+    assert not any(n.startswith("head.") for n in file.tensors)
+    assert found.left_out["up/w"] == "a head, left out as asked"
+
+
+def test_options_for_a_head_are_refused_where_there_is_none(checkpoint):
+    with pytest.raises(WeightsError, match="nothing for --loss, --classes, --head-relu"):
+        convert(checkpoint, kind="softmax")
+    with pytest.raises(WeightsError, match="--mean goes with a .caffemodel"):
+        convert(checkpoint, mean=checkpoint)
+
+
+def test_a_head_of_too_many_classes_is_refused(checkpoint, monkeypatch):
+    found = with_head(checkpoint, num_classes=300)
+    monkeypatch.setattr(module, "_read", lambda *_: found)
+    with pytest.raises(WeightsError, match="300 channels; a mask has room for 255"):
+        convert(checkpoint, kind="softmax")
+
+
+def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
+    with pytest.raises(WeightsError, match="No such file: .*gone.ckpt"):
+        convert(tmp_path / "gone.ckpt")
+    with pytest.raises(WeightsError, match="is not a file"):
+        convert(tmp_path)
+    photo = tmp_path / "photo.ckpt"
+    for content in (b"", b"hello", b"\xff\xd8\xff\xe0" + bytes(500)):
+        photo.write_bytes(content)
+        with pytest.raises(WeightsError, match=r"photo\.ckpt is of no format that Anysize knows"):
+            convert(photo)
+
+
+def test_our_own_file_is_not_converted_again(tmp_path, checkpoint):
+    file, _ = convert(checkpoint)
+    path = tmp_path / "w.safetensors"
+    write_weights_file(path, file)
+    with pytest.raises(WeightsError, match="weights file of Anysize already"):
+        convert(path)
+
+
+def test_a_converted_head_labels(tmp_path, checkpoint, monkeypatch):
+    found = with_head(checkpoint)
+    monkeypatch.setattr(module, "_read", lambda *_: found)
+    path = tmp_path / "w.safetensors"
+    write_weights_file(path, convert(checkpoint, kind="softmax")[0])
+    weights = load_weights(path, torch.device("cpu"))
+    assert weights.kind == "softmax"
+    assert weights.pixels == PixelConvention(
+        max_value=1.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    )
+    assert json.dumps(weights.classes.names) == '["class_0", "class_1", "class_2"]'

@@ -1,0 +1,247 @@
+"""torchvision's nets: outputs of the real one, and what other nets give away."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parity.compare_torchvision import (
+    SEEN,
+    Converted,
+    build,
+    differences,
+    layouts_of,
+    net_input,
+    one_pixel_off,
+    run,
+)
+
+from anysize.config import UNITS
+from anysize.conversion.torch_file import read_torch_file
+from anysize.conversion.torchvision import foreign_from_torchvision
+from anysize.errors import WeightsError
+from anysize.geometry import Size
+from anysize.models.fcn import build_model
+from anysize.models.ops import conv_transpose_same
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+STATE_DICT = GOLDEN / "torchvision_resnet.pth"
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    return read_torch_file(STATE_DICT)
+
+
+@pytest.fixture(scope="module")
+def converted(tensors):
+    return as_converted(foreign_from_torchvision(tensors, STATE_DICT))
+
+
+def as_converted(foreign):
+    tensors = {n: torch.tensor(a) for n, a in foreign.tensors.items()}
+    return Converted(foreign.config, foreign.pixels, tensors)
+
+
+def compare(converted, output_stride, arrangement="alone", upsampling=conv_transpose_same):
+    """The largest differences from torchvision's own values, as shares of their range."""
+    stored = dict(np.load(GOLDEN / "torchvision_inputs.npz"))
+    live = dict(np.load(GOLDEN / f"torchvision_stride{output_stride}.npz"))
+    images = [stored[n] for n in sorted(stored) if n.startswith("image")]
+    net = build(converted, stored, output_stride).double()
+    inputs = [net_input(i, converted.pixels, torch.float64) for i in images]
+    layouts = layouts_of([Size(*i.shape[:2]) for i in images], net.geometry)[arrangement]
+    return differences(run(net, layouts, inputs, live, upsampling), live)
+
+
+def resnet(units=UNITS[50], base=64):
+    """Names and shapes of a torchvision ResNet, written down from its constructor."""
+    shapes = {"conv1.weight": (base, 3, 7, 7), "fc.weight": (10, 32 * base), "fc.bias": (10,)}
+    norms = {"bn1": base}
+    num_in = base
+    for block, n in enumerate(units):
+        depth = base << block
+        for unit in range(n):
+            name = f"layer{block + 1}.{unit}"
+            shapes[f"{name}.conv1.weight"] = (depth, num_in, 1, 1)
+            shapes[f"{name}.conv2.weight"] = (depth, depth, 3, 3)
+            shapes[f"{name}.conv3.weight"] = (4 * depth, depth, 1, 1)
+            norms |= {f"{name}.bn1": depth, f"{name}.bn2": depth, f"{name}.bn3": 4 * depth}
+            if unit == 0:
+                shapes[f"{name}.downsample.0.weight"] = (4 * depth, num_in, 1, 1)
+                norms[f"{name}.downsample.1"] = 4 * depth
+            num_in = 4 * depth
+    tensors = {n: np.zeros(s, np.float32) for n, s in shapes.items()}
+    for name, depth in norms.items():
+        for leaf in ("weight", "bias", "running_mean", "running_var"):
+            tensors[f"{name}.{leaf}"] = np.ones(depth, np.float32)
+        tensors[f"{name}.num_batches_tracked"] = np.array(7)
+    return tensors
+
+
+def read(tensors):
+    return foreign_from_torchvision(tensors, Path("net.pth"))
+
+
+@pytest.mark.parametrize("arrangement", ["alone", "canvas"])
+@pytest.mark.parametrize("output_stride", [8, 16, 32])
+def test_outputs_loss_and_gradients_are_torchvisions_own(converted, output_stride, arrangement):
+    found = compare(converted, output_stride, arrangement)
+    assert {"block1", "block4", "logits", "loss", "grad/conv1", "grad/head"} <= set(found)
+    assert np.max(list(found.values())) < 1e-9
+
+
+def test_values_that_are_no_numbers_are_never_within_a_bound():
+    live = {f"{i}/logits": np.arange(3.0) for i in range(3)}
+    ours = {**live, "1/logits": np.array([0.0, np.nan, 2.0])}
+    assert not differences(ours, live)["logits"] <= 1e-9
+    assert differences(live, live)["logits"] == 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"dilation_rule": "new"}, {"pool_padding": "same"}, {"stride_position": "last_3x3"}],
+    ids=lambda rule: next(iter(rule)),
+)
+def test_a_rule_of_tf_slim_in_place_of_torchvisions_is_seen(converted, rule):
+    config = dataclasses.replace(converted.config, **rule)
+    assert compare(dataclasses.replace(converted, config=config), 8)["logits"] > SEEN
+
+
+def test_flipped_channels_and_a_shifted_head_are_seen(converted):
+    pixels = dataclasses.replace(converted.pixels, channel_order="BGR")
+    assert compare(dataclasses.replace(converted, pixels=pixels), 8)["logits"] > SEEN
+    assert compare(converted, 8, upsampling=one_pixel_off)["logits"] > SEEN
+
+
+def test_two_swapped_norms_are_seen(converted):
+    unit = "body.units.block4_unit2"
+    swapped = dict(converted.tensors)
+    for leaf in ("gamma", "beta", "moving_mean", "moving_variance"):
+        a, b = f"{unit}.conv1.{leaf}", f"{unit}.conv2.{leaf}"
+        swapped[a], swapped[b] = swapped[b], swapped[a]
+    assert compare(dataclasses.replace(converted, tensors=swapped), 32)["logits"] > SEEN
+
+
+def test_every_tensor_is_accounted_for(tensors):
+    foreign = foreign_from_torchvision(tensors, STATE_DICT)
+    assert set(foreign.taken) | set(foreign.left_out) == set(tensors)
+    assert not set(foreign.taken) & set(foreign.left_out)
+    assert foreign.unknown == ()
+    own = build_model(foreign.config, 2).state_dict()
+    assert set(foreign.tensors) == {n for n in own if n.startswith("body.")}
+    assert all(foreign.tensors[n].shape == own[n].shape for n in foreign.tensors)
+    assert set(foreign.left_out.values()) == {
+        "classifier of whole images",
+        "a counter of training steps",
+    }
+    assert foreign.pixels.mean == (0.485, 0.456, 0.406)
+    assert foreign.pixels.max_value == 1.0
+
+
+@pytest.mark.parametrize("depth", [50, 101, 152])
+def test_the_depth_is_found(depth):
+    foreign = read(resnet(UNITS[depth], base=64 if depth == 50 else 4))
+    assert (foreign.config.units or UNITS[foreign.config.depth]) == UNITS[depth]
+    assert foreign.config.depth == depth
+    assert foreign.unknown == ()
+    expected = "ResNet-50" if depth == 50 else f"ResNet of {list(UNITS[depth])} bottlenecks, 4"
+    assert expected in foreign.source
+
+
+def test_a_narrow_net_of_another_depth_is_taken():
+    foreign = read(resnet((1, 2, 1, 3), base=4))
+    assert foreign.config.units == (1, 2, 1, 3)
+    assert foreign.config.base_depth == 4
+
+
+@pytest.mark.parametrize(
+    "prefix", ["module.", "backbone.", "encoder.", "_orig_mod.", "module.model."]
+)
+def test_a_prefix_of_all_names_is_ignored(prefix):
+    foreign = read({prefix + n: a for n, a in resnet((1, 1, 1, 1), 4).items()})
+    assert foreign.unknown == ()
+    assert foreign.taken[f"{prefix}conv1.weight"] == "body.conv1.weights"
+    assert f"{prefix}fc.weight" in foreign.left_out
+
+
+def test_a_prefix_of_some_names_only_is_not_ignored():
+    tensors = resnet((1, 1, 1, 1), 4)
+    mixed = {n if n.startswith("layer") else f"stem_of.{n}": a for n, a in tensors.items()}
+    with pytest.raises(WeightsError, match=r"no conv1.weight or no layer1.0"):
+        read(mixed)
+
+
+def test_averaged_weights_are_said_to_be_averaged():
+    averaged = {f"model_ema.module.{n}": a for n, a in resnet((1, 1, 1, 1), 4).items()}
+    foreign = read({"model_ema.n_averaged": np.array(4), **averaged})
+    assert "averaged over steps" in foreign.source
+    assert foreign.left_out["model_ema.n_averaged"] == "a counter of averaged steps"
+    assert foreign.unknown == ()
+    plain = resnet((1, 1, 1, 1), 4)
+    assert "averaged" in read({f"state_dict_ema.{n}": a for n, a in plain.items()}).source
+    assert "averaged" not in read({f"module.{n}": a for n, a in plain.items()}).source
+    assert "averaged" not in read(plain).source
+
+
+def test_the_body_of_a_segmentation_net_is_taken_and_its_head_named():
+    body = {n: a for n, a in resnet((1, 1, 1, 1), 4).items() if not n.startswith("fc.")}
+    foreign = read(
+        {f"backbone.{n}": a for n, a in body.items()}
+        | {"classifier.0.weight": np.zeros((2, 2)), "aux_classifier.4.bias": np.zeros(2)}
+    )
+    assert "the body of a segmentation net" in foreign.source
+    assert foreign.left_out["classifier.0.weight"] == "head of a segmentation net"
+    assert foreign.left_out["aux_classifier.4.bias"] == "head of a segmentation net"
+    assert foreign.unknown == ()
+    assert foreign.taken["backbone.conv1.weight"] == "body.conv1.weights"
+
+
+def test_names_that_nothing_is_known_of_are_listed():
+    tensors = resnet((1, 1, 1, 1), 4)
+    extra = {"conv1.bias": np.zeros(4), "rpn.weight": np.zeros(1), "fc.0.weight": np.zeros(1)}
+    assert set(read(tensors | extra).unknown) == set(extra)
+
+
+def without(tensors, *parts):
+    return {n: a for n, a in tensors.items() if not any(p in n for p in parts)}
+
+
+def zeros(**shapes):
+    return {n.replace("__", "."): np.zeros(s, np.float32) for n, s in shapes.items()}
+
+
+SMALL = resnet((1, 1, 1, 1), 64)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "what"),
+    [
+        (
+            without(SMALL, "conv3", "bn3") | zeros(layer1__0__conv1__weight=(64, 64, 3, 3)),
+            "layer1.0 is a basic block",
+        ),
+        (SMALL | zeros(layer1__0__conv2__weight=(128, 4, 3, 3)), "32 groups"),
+        (SMALL | zeros(layer1__0__conv2__weight=(128, 128, 3, 3)), "128 channels, not 64 .a wide"),
+        (SMALL | zeros(conv1__0__weight=(32, 3, 3, 3)), "several 3x3 convolutions"),
+        (SMALL | zeros(layer2__0__downsample__2__weight=(4,)), "pooling in its shortcuts"),
+        (SMALL | zeros(layer1__0__se__conv__weight=(1, 1, 3)), "channel attention"),
+        (SMALL | zeros(layer2__0__conv3__0__filt=(64, 1, 3, 3)), "anti-aliased"),
+        (SMALL | zeros(maxpool__0__weight=(64, 64, 3, 3)), "in place of the pooling"),
+        (SMALL | zeros(layer1__0__convs__0__weight=(16, 16, 3, 3)), "split convolutions"),
+        (zeros(stem__conv__weight=(64, 3, 7, 7), head__fc__weight=(1,)), "ResNet v2"),
+        (without(SMALL, "running_"), "not a batch norm"),
+        (SMALL | zeros(conv1__weight=(64, 3, 3, 3)), "not 7x7 over 3 channels"),
+        (SMALL | zeros(conv1__weight=(64, 1, 7, 7)), "not 7x7 over 3 channels"),
+        (without(SMALL, "layer4"), r"\[1, 1, 1, 0\] units"),
+        (SMALL | zeros(layer3__4__conv1__weight=(1, 1, 1, 1)), "gaps"),
+        (without(SMALL, "layer3.0.conv2."), "layer3.0 has no conv1 and conv2"),
+        (zeros(features__weight=(4, 4), other__bias=(4,)), "but features.weight, other.bias"),
+        ({}, "no conv1.weight"),
+    ],
+)
+def test_another_net_is_refused_with_what_gave_it_away(tensors, what):
+    with pytest.raises(WeightsError, match=what) as caught:
+        read(tensors)
+    assert "net.pth is a state dict of another net" in str(caught.value)

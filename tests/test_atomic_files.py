@@ -1,0 +1,142 @@
+import errno
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from anysize.atomic_files import only_process_in, remove_unfinished, write_atomic
+from anysize.errors import ConfigError
+from anysize.training.events import EventLog, forget_events_after, read_events
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "a.bin"
+    write_atomic(path, b"one")
+    write_atomic(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert [f.name for f in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "a.bin"
+    write_atomic(path, b"one")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomic(path, b"two")
+    monkeypatch.undo()
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"one"
+    assert [f.name for f in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+    path = tmp_path / "a.bin"
+    did = []
+    real_sync = os.fsync
+
+    def sync(handle):
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "bytes"
+        did.append((kind, path.exists(), len(list(tmp_path.glob(".a.bin.*.part")))))
+        real_sync(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_atomic(path, b"one")
+    assert did == [("bytes", False, 1), ("folder", True, 0)]
+
+
+def test_unfinished_files_are_removed_and_no_others(tmp_path):
+    write_atomic(tmp_path / "a.bin", b"whole")
+    (tmp_path / ".b.bin.x.part").write_bytes(b"half")
+    (tmp_path / "mine.part").write_bytes(b"somebody's own")
+    remove_unfinished(tmp_path)
+    remove_unfinished(tmp_path / "nowhere")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "mine.part"]
+
+
+def hold(folder, ready):
+    with only_process_in(folder):
+        ready.set()
+        signal.pause()
+
+
+def test_a_folder_is_held_until_its_process_is_killed(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=hold, args=(tmp_path, ready), daemon=True)
+    process.start()
+    assert ready.wait(60)
+    with (
+        pytest.raises(ConfigError, match=f"in use: process {process.pid} is training"),
+        only_process_in(tmp_path),
+    ):
+        pass
+    process.kill()
+    process.join()
+    with only_process_in(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_folder_on_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("anysize.atomic_files.fcntl.flock", none)
+    with only_process_in(tmp_path):
+        pass
+
+
+EVENT = {"event": "resume", "step": 3}
+
+
+def test_an_event_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "events.jsonl"
+    code = (
+        "import resource, sys, pathlib\n"
+        "from anysize.training.events import EventLog\n"
+        "log = EventLog(pathlib.Path(sys.argv[1]))\n"
+        "log.write({'event': 'resume', 'step': 3})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60))\n"
+        "try:\n    log.write({'event': 'x' * 90, 'step': 4})\n"
+        "except OSError as error:\n    print(error.strerror, error.filename)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"File too large {path}\n"
+    assert read_events(path) == [EVENT]
+    assert path.read_bytes().endswith(b"}\n")
+
+
+def test_a_line_that_a_kill_cut_off_is_passed_over_and_healed(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.write(EVENT)
+        log.write({**EVENT, "step": 4})
+        log.write({**EVENT, "step": 5})
+    whole = path.read_bytes()
+    for cut in range(1, 30):
+        path.write_bytes(whole[:-cut])
+        steps = [e["step"] for e in read_events(path)]
+        assert steps == ([3, 4, 5] if cut == 1 else [3, 4])
+        forget_events_after(path, 4)
+        with EventLog(path) as log:
+            log.write({**EVENT, "step": 6})
+        assert [e["step"] for e in read_events(path)] == [3, 4, 6]
+
+
+def test_evaluations_are_synced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write(EVENT)
+        assert not synced
+        log.write({"event": "evaluate", "step": 3})
+        assert len(synced) == 1

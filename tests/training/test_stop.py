@@ -1,0 +1,34 @@
+import signal
+
+import pytest
+
+from anysize.errors import StoppedByUserError
+from anysize.training.stop import stop_requests
+
+
+def raise_signals(*numbers):
+    for number in numbers:
+        signal.raise_signal(number)
+    return "went on"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heeded_between_steps_and_at_once_in_harmless_work(number):
+    before = signal.getsignal(number)
+    done = []
+    with stop_requests() as stop:
+        stop.heed()
+        done.append(raise_signals(number))
+        with pytest.raises(StoppedByUserError, match="--resume"):
+            stop.heed()
+        with pytest.raises(StoppedByUserError), stop.at_once():
+            done.append("not reached")
+    with stop_requests() as stop, pytest.raises(StoppedByUserError), stop.at_once():
+        raise_signals(number)
+    assert done == ["went on"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_interrupts_at_once():
+    with stop_requests(), pytest.raises(KeyboardInterrupt):
+        raise_signals(signal.SIGINT, signal.SIGINT)
