@@ -1,15 +1,14 @@
 import pytest
 
 from anysize.data.classes import (
-    CITYSCAPES,
     background_id,
-    cityscapes_classes,
     named_classes,
     read_classes,
     read_names,
-    voc_classes,
     with_background,
 )
+from anysize.data.formats.cityscapes import CITYSCAPES, cityscapes_classes
+from anysize.data.formats.voc import voc_classes
 from anysize.errors import DataError
 
 

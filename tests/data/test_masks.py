@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from anysize.data.classes import Classes
-from anysize.data.masks import Encoding, Sample, decode_mask
+from anysize.data.masks import decode_mask
+from anysize.data.reading import Encoding, Sample
 from anysize.faults import FaultError
 from anysize.geometry import Size
 

@@ -29,8 +29,10 @@ from PIL import Image
 from anysize.check.turned import CLEAR, SUSPECTED, Agreement, compare_edges, says, stand_upright
 from anysize.config import DataConfig, RunConfig
 from anysize.data.classes import Classes, read_classes
-from anysize.data.masks import STACK_SUFFIXES, LabelKind, Sample, decode_mask, read_png_header
+from anysize.data.masks import decode_mask, read_png_header
+from anysize.data.reading import STACK_SUFFIXES, Sample
 from anysize.data.samples import Folder, scan_folder, split_samples
+from anysize.data.shapes import LabelKind
 from anysize.data.transforms import largest_size
 from anysize.errors import DataError, ShapeError
 from anysize.faults import DoubtError, Fault, FaultError, listing

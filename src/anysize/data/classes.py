@@ -17,72 +17,14 @@ BACKGROUND_NAMES = ("background", "_background_", "__background__")
 IGNORE_NAME = "__ignore__"
 """LabelMe's name for what neither trains nor counts. Source: its examples' labels.txt."""
 
-VOC_NAMES = (
-    "background",
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
-"""Source: the Pascal VOC development kit, `VOCinit`."""
-
-CITYSCAPES: dict[str, tuple[int, tuple[int, int, int]]] = {
-    "road": (7, (128, 64, 128)),
-    "sidewalk": (8, (244, 35, 232)),
-    "building": (11, (70, 70, 70)),
-    "wall": (12, (102, 102, 156)),
-    "fence": (13, (190, 153, 153)),
-    "pole": (17, (153, 153, 153)),
-    "traffic light": (19, (250, 170, 30)),
-    "traffic sign": (20, (220, 220, 0)),
-    "vegetation": (21, (107, 142, 35)),
-    "terrain": (22, (152, 251, 152)),
-    "sky": (23, (70, 130, 180)),
-    "person": (24, (220, 20, 60)),
-    "rider": (25, (255, 0, 0)),
-    "car": (26, (0, 0, 142)),
-    "truck": (27, (0, 0, 70)),
-    "bus": (28, (0, 60, 100)),
-    "train": (31, (0, 80, 100)),
-    "motorcycle": (32, (0, 0, 230)),
-    "bicycle": (33, (119, 11, 32)),
-}
-"""The 19 classes that are evaluated, in the order of their train ids: id and colour of each.
-Source: cityscapesScripts `helpers/labels.py`."""
 
 MAX_NAMES = 254
 """Classes that a mask of 8 bits can hold beside `ignore_index`."""
 
+NAME_LISTS = ("labels.txt", "class_names.txt")
+"""Lists of class names, as LabelMe and its examples call them."""
+
 MAX_LIST_BYTES = 1 << 20
-
-
-def cityscapes_classes() -> Classes:
-    """The 19 classes of Cityscapes."""
-    return Classes(
-        names=tuple(CITYSCAPES), colours=tuple(colour for _, colour in CITYSCAPES.values())
-    )
-
-
-def voc_classes() -> Classes:
-    """The 21 classes of Pascal VOC; the border's colour is ignored."""
-    named = named_classes(VOC_NAMES, "Pascal VOC")
-    return Classes(names=named.names, colours=named.colours, ignore_colours=((224, 224, 192),))
 
 
 def named_classes(names: Sequence[str], source: str) -> Classes:

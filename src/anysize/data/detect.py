@@ -8,38 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from anysize.config import DataConfig, MaskKind
-from anysize.data.annotations import read_json
+from anysize.config import MaskKind
 from anysize.data.classes import Classes
-from anysize.data.layouts import is_one_of
-from anysize.data.masks import STACK_SUFFIXES, colour_codes, colour_table, read_png_header
+from anysize.data.files import some_of
+from anysize.data.masks import colour_codes, colour_table, read_png_header
+from anysize.data.reading import in_doubt
 from anysize.data.shapes import LabelKind
-from anysize.faults import DoubtError, FaultError
+from anysize.faults import FaultError
 from anysize.images.decode import opened
-
-NUM_FILES = 8
-"""Masks that are looked at, spread over all."""
-
-Container = Literal["png", "folders", "stack", "labelme", "coco"]
-
-_NAMES: dict[Container, str] = {
-    "png": "PNGs",
-    "folders": "a folder a class",
-    "stack": "stacks of planes",
-    "labelme": "LabelMe files",
-    "coco": "a COCO file",
-}
-_KINDS: dict[Container, MaskKind] = {
-    "png": "index",
-    "folders": "folders",
-    "stack": "stack",
-    "labelme": "labelme",
-    "coco": "coco",
-}
 
 
 class Detected(NamedTuple):
@@ -47,86 +27,6 @@ class Detected(NamedTuple):
 
     kind: MaskKind
     because: str
-
-
-def some_of(paths: Sequence[Path]) -> list[Path]:
-    """Up to `NUM_FILES` of the files, spread evenly."""
-    num = min(NUM_FILES, len(paths))
-    return [paths[i * len(paths) // num] for i in range(num)]
-
-
-def find_container(
-    root: Path,
-    images: Path,
-    labels: Path,
-    data: DataConfig,
-    classes: Classes | None,
-    kind: LabelKind,
-) -> Container | None:
-    """What files hold the labels of a folder of our own layout; None where there are none.
-
-    Raises:
-        DataError: There are labels of several kinds.
-    """
-    if data.train.endswith(".json") or labels.is_file():
-        return "coco"
-    found: list[Container] = []
-    if labels.is_dir():
-        files = [p for p in labels.iterdir() if not p.name.startswith(".")]
-        names = classes.names if classes else ()
-        has_folders = any(p.is_dir() and (p.name in names or not names) for p in files)
-        if has_folders and (kind == "sigmoid" or not any(is_one_of(p, (".png",)) for p in files)):
-            found.append("folders")
-        elif any(is_one_of(p, (".png",)) for p in files):
-            found.append("png")
-        if any(is_one_of(p, STACK_SUFFIXES) for p in files):
-            found.append("stack")
-        if labelme_files(labels):
-            found.append("labelme")
-    if images != labels and not data.labels and labelme_files(images):
-        found.append("labelme")
-    if not data.labels and coco_files(root):
-        found.append("coco")
-    if len(found) > 1:
-        raise in_doubt(
-            root,
-            "holds labels of several kinds",
-            (_KINDS[found[0]], _KINDS[found[1]]),
-            (_NAMES[found[0]], _NAMES[found[1]]),
-        )
-    return found[0] if found else None
-
-
-def labelme_files(folder: Path) -> list[Path]:
-    """The JSON files of a folder, if some of them are LabelMe's."""
-    files = [p for p in sorted(folder.glob("*.json")) if is_one_of(p, (".json",))]
-    return files if any("shapes" in _keys(p) for p in some_of(files)) else []
-
-
-def coco_files(root: Path) -> list[Path]:
-    """The COCO files of a data folder: those of instances, where other kinds lie beside them."""
-    files = sorted([*root.glob("*.json"), *root.glob("annotations/*.json")])
-    files = [p for p in files if is_one_of(p, (".json",))][:100]
-    named = [p for p in files if p.name.startswith("instances_")]
-    return [p for p in named or files if {"images", "annotations", "categories"} <= _keys(p)]
-
-
-def _keys(path: Path) -> set[str]:
-    try:
-        return set(read_json(path))
-    except FaultError:
-        return set()
-
-
-def in_doubt(
-    root: Path, what: str, kinds: tuple[str, str], meanings: tuple[str, str]
-) -> DoubtError:
-    """The question that a person must answer."""
-    return DoubtError(
-        f"{root} {what}: {meanings[0]}, or {meanings[1]}. Say which: set data.masks to "
-        f'"{kinds[0]}" or to "{kinds[1]}".',
-        kinds,
-    )
 
 
 # PNGs

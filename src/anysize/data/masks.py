@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import struct
 import tokenize
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anysize.config import MaskKind
-from anysize.data.annotations import coco_shapes, labelme_shapes, polygon_shapes
 from anysize.data.classes import Classes
+from anysize.data.formats.coco import coco_shapes
+from anysize.data.formats.labelme import labelme_shapes
+from anysize.data.formats.ultralytics import polygon_shapes
+from anysize.data.reading import STACK_SUFFIXES, Sample
 from anysize.data.shapes import LabelKind, paint
 from anysize.errors import first_names
 from anysize.faults import MOST_LISTED, FaultError
@@ -327,9 +327,6 @@ def _wrong_stack(path: Path, what: str, num_planes: int) -> FaultError:
     )
 
 
-STACK_SUFFIXES = (".tif", ".tiff", ".npy")
-
-
 class MaskHeader(NamedTuple):
     """What the header of a PNG says."""
 
@@ -346,44 +343,3 @@ class MaskHeader(NamedTuple):
     def is_index(self) -> bool:
         """Whether its values can be labels."""
         return self.colour_type in {0, 3} and self.bit_depth <= 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoding:
-    """How labels are stored.
-
-    Attributes:
-        kind: See `DataConfig.masks`.
-        labels: What they become; None tells by the number of masks.
-        lookup: The label of each of 256 values; empty where values are labels.
-        file: The COCO file.
-        categories: Names of the ids that shapes have, for "coco" and "polygons".
-    """
-
-    kind: MaskKind = "index"
-    labels: LabelKind | None = None
-    lookup: tuple[int, ...] = ()
-    file: Path | None = None
-    categories: Mapping[int, str] = field(default_factory=dict[int, str])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """An image and its labels, on disk.
-
-    Attributes:
-        stem: File name without suffix, the same of image and masks.
-        image: The image file.
-        masks: One file, or one for each class in the order of the classes; none where labels are in
-            a file of all images.
-        size: Of the image with its EXIF orientation applied, and of the masks.
-        encoding: How the labels are stored.
-        annotations: Those of this image in a COCO file.
-    """
-
-    stem: str
-    image: Path
-    masks: tuple[Path, ...]
-    size: Size
-    encoding: Encoding = Encoding()
-    annotations: tuple[Mapping[str, Any], ...] = ()

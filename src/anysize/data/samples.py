@@ -17,57 +17,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from anysize.config import DataConfig, FolderLayout, MaskKind
-from anysize.data.annotations import labelme_entries, read_json
-from anysize.data.classes import (
-    BACKGROUND_NAMES,
-    IGNORE_NAME,
-    Classes,
-    background_id,
-    cityscapes_classes,
-    named_classes,
-    read_classes,
-    read_names,
-    voc_classes,
-    with_background,
-)
-from anysize.data.detect import (
-    Detected,
-    coco_files,
-    detect_pngs,
-    find_container,
-    labelme_files,
-)
-from anysize.data.layouts import (
-    LAYOUT_MASKS,
-    Pair,
-    Pairs,
-    cityscapes_folders,
-    cityscapes_lookup,
-    cityscapes_masks,
-    detect_layout,
-    list_files,
-    read_coco,
-    scan_cityscapes,
-    scan_coco,
-    scan_flat,
-    scan_ultralytics,
-    scan_voc,
-    ultralytics_names,
-)
+from anysize.data.classes import Classes, background_id, read_classes
+from anysize.data.detect import detect_pngs
+from anysize.data.files import list_files
+from anysize.data.formats.cityscapes import cityscapes_folders, read_cityscapes
+from anysize.data.formats.own import mask_folders, read_own, stray_class_folders
+from anysize.data.formats.ultralytics import read_ultralytics
+from anysize.data.formats.voc import read_voc
+from anysize.data.layouts import LAYOUT_MASKS, detect_layout
 from anysize.data.masks import (
-    STACK_SUFFIXES,
-    Encoding,
-    Sample,
     check_size,
     decode_mask,
     label_kind,
     read_mask_header,
     read_png_header,
+)
+from anysize.data.reading import (
+    STACK_SUFFIXES,
+    Encoding,
+    Pair,
+    Pairs,
+    Sample,
+    check_fits,
+    scan_flat,
 )
 from anysize.data.shapes import LabelKind
 from anysize.errors import DataError
@@ -160,10 +136,10 @@ def find_samples(root: Path, classes: Classes, kind: LabelKind) -> list[Sample]:
         DataError: A folder is missing or empty, an image or mask lacks its partner, two files share
             a stem, a header cannot be read, or a mask has another size than its image.
     """
-    folders = _mask_folders(root, root / "masks", classes, kind)
+    folders = mask_folders(root, root / "masks", classes, kind)
     pairs = scan_flat(root / "images", folders, (".png",))
     if kind == "sigmoid":
-        pairs.faults[:0] = _stray_class_folders(root, root / "masks", classes)
+        pairs.faults[:0] = stray_class_folders(root, root / "masks", classes)
     samples, _, faults = _samples(pairs, Encoding())
     _raise_first_stage(root, root / "masks", faults, len(pairs.pairs))
     return samples
@@ -205,15 +181,20 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
         )
     match layout:
         case "voc":
-            reading = _read_voc(root, data, kind)
+            reading = read_voc(root, data, kind)
         case "cityscapes":
-            reading = _read_cityscapes(root, data, kind)
+            reading = read_cityscapes(root, data, kind)
         case "ultralytics":
-            reading = _read_ultralytics(root, data, kind)
+            reading = read_ultralytics(root, data, kind)
         case "anysize":
-            reading = _read_own(root, data, kind)
+            reading = read_own(root, data, kind)
     pairs, classes, encoding = reading.pairs, reading.classes, reading.encoding
-    _check_fits(root, encoding.kind, classes, kind)
+    because = reading.because
+    if because is None:
+        masks = [mask for pair in pairs.pairs for mask in pair.masks]
+        detected = detect_pngs(root, masks, classes, kind, in_folders=reading.in_folders)
+        encoding, because = dataclasses.replace(encoding, kind=detected.kind), detected.because
+    check_fits(root, encoding.kind, classes, kind)
     samples, refused, faults = _samples(pairs, encoding)
     notes = list(pairs.notes)
     shapes = encoding.kind in {"labelme", "coco", "polygons"}
@@ -223,7 +204,7 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
     if layout == "anysize":
         apart = reading.images != root
         where = f"{reading.images.relative_to(root)}/" if apart else "beside their labels"
-    told = reading.because or "as data.masks says"
+    told = because or "as data.masks says"
     key, setting = "data.layout", data.layout
     if len(LAYOUT_MASKS[layout]) > 1:
         key, setting = "data.masks", data.masks
@@ -246,34 +227,6 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
         ),
         notes=tuple(notes),
     )
-
-
-def _check_fits(root: Path, masks: MaskKind, classes: Classes, kind: LabelKind) -> None:
-    if kind == "softmax":
-        _check_several(root, classes)
-        if masks in {"folders", "stack"}:
-            raise DataError(
-                f"The masks of {root} hold a plane a class, which is for any number of classes a "
-                f'pixel. Set loss.kind to "sigmoid".'
-            )
-        if masks == "binary" and len(classes.names) != 2:
-            raise DataError(
-                f"Masks of 0 and 255 tell two classes apart, but {root} has "
-                f"{len(classes.names)}. Name the background and the class, in this order."
-            )
-    elif masks in {"index", "colours"} and len(classes.names) > 1:
-        raise DataError(
-            f"The masks of {root} hold one class a pixel, but loss.kind is sigmoid, which takes a "
-            f'mask a class. Set loss.kind to "softmax", or give a folder a class.'
-        )
-
-
-def _check_several(root: Path, classes: Classes) -> None:
-    if len(classes.names) < 2:
-        raise DataError(
-            f"{root / 'classes.toml'} names {len(classes.names)} class; softmax chooses "
-            f"between at least 2. Add the background as a class, or set loss.kind to sigmoid."
-        )
 
 
 # Headers
@@ -344,258 +297,6 @@ def _raise_first_stage(root: Path, labels: Path, faults: Sequence[Fault], num_pa
     if faults:
         messages = [f.message for f in faults]
         raise DataError(listing(f"Masks in {labels} do not hold", messages))
-
-
-# Our own layout
-
-
-def _read_own(root: Path, data: DataConfig, kind: LabelKind) -> _Reading:
-    images = root / data.images if data.images else root / "images"
-    if not data.images and not images.is_dir() and labelme_files(root):
-        images = root
-    labels = root / (data.labels or "masks")
-    toml = root / "classes.toml"
-    classes = read_classes(toml) if toml.is_file() else None
-    container = None
-    if data.masks == "auto":
-        container = find_container(root, images, labels, data, classes, kind)
-    if data.masks == "coco" or container == "coco":
-        return _read_own_coco(root, data, kind, classes, told=container is None)
-    if data.masks == "labelme" or container == "labelme":
-        return _read_labelme(root, images, labels, data, kind, classes)
-    classes = classes or read_classes(toml)
-    if data.masks != "auto":
-        _check_fits(root, data.masks, classes, kind)
-    folders = [labels]
-    suffixes: tuple[str, ...] = (".png",)
-    if container == "stack" or data.masks == "stack" or _binary_stack(labels, data):
-        suffixes = STACK_SUFFIXES
-    elif len(classes.names) > 1 or any((labels / name).is_dir() for name in classes.names):
-        folders = _mask_folders(root, labels, classes, kind)
-    pairs = scan_flat(images, folders, suffixes)
-    in_folders = folders != [labels]
-    if in_folders:
-        pairs.faults[:0] = _stray_class_folders(root, labels, classes)
-    detected = Detected(cast("MaskKind", data.masks), "")
-    if container == "stack":
-        detected = Detected("stack", "by the files in it")
-    elif data.masks == "auto":
-        masks = [m for pair in pairs.pairs for m in pair.masks]
-        detected = detect_pngs(root, masks, classes, kind, in_folders=in_folders)
-    return _Reading(
-        images=images,
-        labels=labels,
-        pairs=pairs,
-        classes=classes,
-        named_by="classes.toml",
-        encoding=Encoding(kind=detected.kind, labels=kind),
-        because=detected.because,
-    )
-
-
-def _binary_stack(labels: Path, data: DataConfig) -> bool:
-    if data.masks != "binary" or not labels.is_dir():
-        return False
-    return any(p.suffix.lower() in STACK_SUFFIXES for p in labels.iterdir())
-
-
-def _mask_folders(root: Path, labels: Path, classes: Classes, kind: LabelKind) -> list[Path]:
-    if kind == "softmax":
-        _check_several(root, classes)
-        return [labels]
-    for name in classes.names:
-        if name in {".", ".."} or "/" in name or "\\" in name:
-            raise DataError(
-                f"The class {name!r} cannot name a folder of sigmoid masks "
-                f"({root / 'classes.toml'}). Rename it."
-            )
-    return [labels / name for name in classes.names]
-
-
-def _stray_class_folders(root: Path, labels: Path, classes: Classes) -> list[Fault]:
-    if not labels.is_dir():
-        return []
-    return [
-        Fault(
-            kind="stray",
-            path=entry,
-            message=f"folder {entry} is not a class of {root / 'classes.toml'}",
-        )
-        for entry in sorted(labels.iterdir())
-        if entry.is_dir() and not entry.name.startswith(".") and entry.name not in classes.names
-    ]
-
-
-def _read_labelme(
-    root: Path,
-    images: Path,
-    labels: Path,
-    data: DataConfig,
-    kind: LabelKind,
-    classes: Classes | None,
-) -> _Reading:
-    """LabelMe files in a folder of their own, or beside the images as LabelMe writes them."""
-    if not data.labels and not labelme_files(labels):
-        labels = images
-    pairs = scan_flat(images, [labels], (".json",))
-    named_by = "classes.toml"
-    if classes is None:
-        names = next(
-            (f / n for f in (root, root.parent) for n in _NAME_LISTS if (f / n).is_file()), None
-        )
-        if names is None:
-            raise _unnamed(root, [pair.masks[0] for pair in pairs.pairs], kind)
-        classes, named_by = read_names(names), names.name
-    return _Reading(
-        images=images,
-        labels=labels,
-        pairs=pairs,
-        classes=classes,
-        named_by=named_by,
-        encoding=Encoding(kind="labelme", labels=kind),
-        because="detected by their content" if data.masks == "auto" else "",
-    )
-
-
-_NAME_LISTS = ("labels.txt", "class_names.txt")
-
-
-def _unnamed(root: Path, files: Sequence[Path], kind: LabelKind) -> DataError:
-    """The error of labels without a list of classes, with one that can be copied."""
-    counts: Counter[str] = Counter()
-    for path in files:
-        try:
-            counts.update(str(e.get("label")) for e in labelme_entries(read_json(path)))
-        except (FaultError, ValueError):
-            continue
-    names = sorted(n for n in counts if n.lower() not in BACKGROUND_NAMES and n != IGNORE_NAME)
-    if not names:
-        return DataError(f"No LabelMe file in {root} has a shape. Outline objects first.")
-    if kind == "softmax":
-        names.insert(0, "_background_")
-    listed = ", ".join(f"{n} ({counts[n]} shapes)" for n in names if n in counts)
-    return DataError(
-        f"{root} has no list of classes. Its LabelMe files name {listed}. Write {root}/labels.txt, "
-        f"a name a line in the order of the ids:\n" + "\n".join(names)
-    )
-
-
-def _read_own_coco(
-    root: Path, data: DataConfig, kind: LabelKind, classes: Classes | None, *, told: bool
-) -> _Reading:
-    if data.train.endswith(".json"):
-        paths = [root / data.train, root / data.val]
-    elif data.labels:
-        paths = [root / data.labels]
-    else:
-        paths = coco_files(root)
-        splits = [[p for p in paths if part in p.stem] for part in ("train", "val")]
-        if len(paths) == 2 and all(len(found) == 1 for found in splits):
-            paths = [found[0] for found in splits]
-        elif len(paths) != 1:
-            names = ", ".join(str(p.relative_to(root)) for p in paths) or "none"
-            raise DataError(
-                f"{root} must hold one COCO file, or one of train and one of val; it holds "
-                f"{names}. Set data.labels to the one, or data.train and data.val to the two."
-            )
-    files = [read_coco(path) for path in paths]
-    named_by = "classes.toml"
-    if classes is None:
-        named_by = paths[0].name
-        names = [n for n in files[0].categories.values() if n != IGNORE_NAME]
-        classes = named_classes(names, str(paths[0]))
-        classes = with_background(classes) if kind == "softmax" else classes
-    pairs = scan_coco(root, data, files)
-    if files[0].categories != files[-1].categories:
-        raise DataError(
-            f"{paths[0]} and {paths[-1]} have different categories. Give both the same list."
-        )
-    encoding = Encoding(kind="coco", labels=kind, categories=files[0].categories)
-    return _Reading(
-        images=root,
-        labels=paths[0],
-        pairs=pairs,
-        classes=classes,
-        named_by=named_by,
-        encoding=encoding,
-        because="" if told else "detected by its content",
-    )
-
-
-# Layouts of others
-
-
-def _read_voc(root: Path, data: DataConfig, kind: LabelKind) -> _Reading:
-    pairs = scan_voc(root, data)
-    toml = root / "classes.toml"
-    lists = [root / name for name in _NAME_LISTS if (root / name).is_file()]
-    if toml.is_file():
-        classes, named_by = read_classes(toml), toml.name
-    elif lists:
-        classes, named_by = read_names(lists[0]), lists[0].name
-    else:
-        classes, named_by = voc_classes(), "those of Pascal VOC"
-    detected = Detected(cast("MaskKind", data.masks), "")
-    if data.masks == "auto":
-        masks = [pair.masks[0] for pair in pairs.pairs]
-        detected = detect_pngs(root, masks, classes, kind, in_folders=False)
-    return _Reading(
-        images=root,
-        labels=pairs.pairs[0].masks[0].parent if pairs.pairs else root,
-        pairs=pairs,
-        classes=classes,
-        named_by=named_by,
-        encoding=Encoding(kind=detected.kind, labels=kind),
-        because=detected.because,
-    )
-
-
-def _read_cityscapes(root: Path, data: DataConfig, kind: LabelKind) -> _Reading:
-    name = cityscapes_masks(root, data)
-    pairs = scan_cityscapes(root, data, name)
-    toml = root / "classes.toml"
-    classes, lookup = cityscapes_classes(), cityscapes_lookup(name, 255)
-    if toml.is_file():
-        classes, lookup = read_classes(toml), ()
-    return _Reading(
-        images=root,
-        labels=root / (data.labels or "gtFine"),
-        pairs=pairs,
-        classes=classes,
-        named_by=toml.name if toml.is_file() else "the 19 of Cityscapes",
-        encoding=Encoding(kind="index", labels=kind, lookup=lookup),
-        because=f"*_{name}.png",
-    )
-
-
-def _read_ultralytics(root: Path, data: DataConfig, kind: LabelKind) -> _Reading:
-    pairs = scan_ultralytics(root, data)
-    toml = root / "classes.toml"
-    listed = ultralytics_names(root)
-    if toml.is_file():
-        classes, named_by = read_classes(toml), toml.name
-    elif listed is not None:
-        named_by = listed[1].name
-        classes = with_background(listed[0]) if kind == "softmax" else listed[0]
-    else:
-        raise DataError(
-            f"{root} has no data.yaml, which names the classes. Add it, or write classes.toml."
-        )
-    # Without a YAML file, a class's number is its place among the classes but the background.
-    names = (
-        listed[0].names
-        if listed
-        else [n for n in classes.names if n.lower() not in BACKGROUND_NAMES]
-    )
-    return _Reading(
-        images=root,
-        labels=root / (data.labels or "labels"),
-        pairs=pairs,
-        classes=classes,
-        named_by=named_by,
-        encoding=Encoding(kind="polygons", labels=kind, categories=dict(enumerate(names))),
-        because="labels/*.txt",
-    )
 
 
 # Splits
@@ -716,16 +417,3 @@ class Folder:
     num_pairs: int
     description: str
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """What one layout makes of a folder."""
-
-    images: Path
-    labels: Path
-    pairs: Pairs
-    classes: Classes
-    named_by: str
-    encoding: Encoding
-    because: str

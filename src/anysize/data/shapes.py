@@ -7,16 +7,20 @@ few bytes of text can ask for any amount of memory or time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from anysize.data.classes import Classes, background_id
+from anysize.data.classes import BACKGROUND_NAMES, Classes, background_id
+from anysize.faults import FaultError
 from anysize.geometry import Size
+from anysize.images.headers import DECODER_ERRORS
 
 LabelKind = Literal["softmax", "sigmoid"]
 
@@ -115,6 +119,36 @@ def area(points: NDArray[np.float64]) -> float:
     return abs(float((x * np.roll(y, 1) - y * np.roll(x, 1)).sum())) / 2
 
 
+def class_of(label: str, classes: Classes) -> int | None:
+    """The class that a label names; any name of the background stands for the class of it."""
+    if label in classes.names:
+        return classes.names.index(label)
+    return background_id(classes) if label.lower() in BACKGROUND_NAMES else None
+
+
+def unknown_labels(path: Path, unknown: Mapping[str, int], classes: Classes) -> FaultError:
+    """The fault of a file that names what is no class; `unknown` are these names, counted."""
+    listed = ", ".join(f"{name!r} ({count} shapes)" for name, count in list(unknown.items())[:10])
+    return FaultError(
+        "labels",
+        path,
+        f"{path} names what is no class: {listed}. Classes are {', '.join(classes.names)}. Correct "
+        f"the labels, or add them to the classes.",
+        tuple(unknown.items()),
+    )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What reading shapes raises inside the block becomes a FaultError that names the file."""
+    try:
+        yield
+    except (*DECODER_ERRORS, OverflowError, RecursionError) as error:
+        raise FaultError(
+            "shapes", path, f"{path} does not hold: {error}. Correct it, or remove it."
+        ) from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
     """A shape by its corners.
@@ -148,3 +182,6 @@ class Bitmap:
     top: int
     left: int
     inside: NDArray[np.bool_]
+
+
+Shapes = list[Outline | Bitmap]

@@ -1,0 +1,120 @@
+"""Files of a data folder: listed, paired by their stems, and read as JSON or as lists of names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from anysize.errors import DataError
+from anysize.faults import Fault, FaultError
+
+MAX_FILE_BYTES = 256 << 20
+"""Of a LabelMe file, which may hold its image; other files of one image are far smaller."""
+
+
+NUM_FILES = 8
+"""Masks that are looked at, spread over all."""
+
+
+def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The files directly in a folder with one of these endings, sorted by name.
+
+    Raises:
+        DataError: No such folder, or no such file in it.
+    """
+    kinds = ", ".join(suffixes)
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(
+            f"The folder {folder} cannot be read: {error.strerror}. "
+            f"Put the {kinds} files there; docs/data-folder.md shows the folder."
+        ) from None
+    files = [e for e in entries if is_one_of(e, suffixes) and e.is_file()]
+    if not files:
+        raise DataError(
+            f"The folder {folder} holds no {kinds} files. Put them directly into it, not into "
+            f"folders below it."
+        )
+    return files
+
+
+def is_one_of(path: Path, suffixes: Sequence[str]) -> bool:
+    """Whether a file has one of these endings and is not hidden.
+
+    Names with a leading dot are files that macOS leaves beside each copied one.
+    """
+    return path.suffix.lower() in suffixes and not path.name.startswith(".")
+
+
+def by_stem(
+    paths: Sequence[Path], faults: list[Fault], stem: Callable[[Path], str] = lambda p: p.stem
+) -> dict[str, Path]:
+    """Files by their stems; two with the same one are a fault."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        name = stem(path)
+        if name in found:
+            message = f"{found[name]} and {path} have the same stem"
+            faults.append(Fault(kind="same_stem", path=path, message=message))
+        found[name] = path
+    return found
+
+
+def some_of(paths: Sequence[Path]) -> list[Path]:
+    """Up to `NUM_FILES` of the files, spread evenly."""
+    num = min(NUM_FILES, len(paths))
+    return [paths[i * len(paths) // num] for i in range(num)]
+
+
+def unpaired_image(image: Path, mask: Path | str) -> Fault:
+    """The fault of an image without its mask."""
+    return Fault(kind="unpaired", path=image, message=f"image {image} has no mask {mask}")
+
+
+def unpaired_mask(mask: Path, image: Path | str) -> Fault:
+    """The fault of a mask without its image."""
+    return Fault(kind="unpaired", path=mask, message=f"mask {mask} has no image {image}")
+
+
+def read_json(path: Path, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        FaultError: It cannot be read, is too large, or is no object.
+    """
+    try:
+        if path.stat().st_size > max_bytes:
+            raise ValueError(f"it has more than {max_bytes >> 20} MiB")
+        table = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise FaultError(
+            "unreadable", path, f"{path} cannot be read as JSON: {what}. Replace or remove it."
+        ) from None
+    if not isinstance(table, dict):
+        raise FaultError("unreadable", path, f"{path} holds no JSON object. Replace or remove it.")
+    return cast("dict[str, Any]", table)
+
+
+def read_stems(path: Path) -> list[str]:
+    """The first word of each line of a list.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"The list {path} cannot be read: {error}.") from None
+    return [line.split()[0] for line in lines if line.strip()]
+
+
+def keys_of(path: Path) -> set[str]:
+    """The keys of a JSON file; none where it is no JSON object."""
+    try:
+        return set(read_json(path))
+    except FaultError:
+        return set()
