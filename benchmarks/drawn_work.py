@@ -21,6 +21,7 @@ from anysize.data.batch import Batch
 from anysize.device import Precision, prepare_process
 from anysize.geometry import Layout, NetGeometry, target_canvas, target_rect
 from anysize.models.fcn import build_model
+from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
 
@@ -28,7 +29,6 @@ T = TypeVar("T")
 
 NUM_CLASSES = 15
 IGNORE = 255
-CPU = torch.device("cpu")
 
 
 def draw_batch(layout: Layout, geometry: NetGeometry, generator: torch.Generator) -> Batch:
@@ -49,7 +49,8 @@ def draw_batch(layout: Layout, geometry: NetGeometry, generator: torch.Generator
         target=target,
         layout=layout,
         stems=(),
-        num_valid=int((target != IGNORE).sum()),
+        geometry=geometry,
+        loss_at="grid",
     )
 
 
@@ -68,18 +69,8 @@ class CanvasTraining:
 
     def step(self, batches: Sequence[Batch]) -> None:
         """One optimiser step."""
-        train_step(
-            self.model,
-            self.optimizer,
-            batches,
-            num_valid=sum(b.num_valid for b in batches),
-            loss_at="grid",
-            kind="softmax",
-            ignore_index=IGNORE,
-            class_weights=None,
-            device=CPU,
-            precision=self.precision,
-        )
+        loss = CrossEntropy(ignore_index=IGNORE)
+        train_step(self.model, loss, batches, self.optimizer, precision=self.precision)
 
 
 def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:

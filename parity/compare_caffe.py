@@ -52,7 +52,6 @@ from anysize.geometry import (  # noqa: E402
 )
 from anysize.models.fcn import FCN, build_model  # noqa: E402
 from anysize.models.resnet_v1 import Bottleneck  # noqa: E402
-from anysize.training.losses import loss_sum  # noqa: E402
 
 VENV = ROOT / ".parity" / "caffe"
 PACKAGES = ("numpy==1.23.5", "protobuf==3.20.3", "scipy==1.10.1", "six==1.16.0")
@@ -219,9 +218,8 @@ def run_ours(
         result["stem"], result["logits"] = own[0], mine.detach().numpy()
         result["active"] = np.packbits(np.concatenate([a.ravel() > 0 for a in own]))
         if mine.shape == target.shape:
-            labels = torch.from_numpy(target)[None].long()
-            loss = loss_sum("sigmoid", mine[None], labels, ignore_index=255)
-            result["loss"] = loss / target.size
+            labels = torch.from_numpy(target).to(mine.dtype)
+            result["loss"] = functional.binary_cross_entropy_with_logits(mine, labels)
         results.append(result)
     return results
 

@@ -39,6 +39,7 @@ from anysize.config import OptimConfig
 from anysize.data.batch import Batch
 from anysize.data.loader import normalise
 from anysize.geometry import Size, coarse_rect, single, target_canvas
+from anysize.training.losses import SigmoidCrossEntropy
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
 
@@ -211,24 +212,13 @@ def train_on(
     weights: Weights, samples: list[tuple[np.ndarray, np.ndarray]], num_steps: int, rate: float
 ) -> np.ndarray:
     """Our own `train_step`, from where the other system stopped; gives the loss of each step."""
-    model, device = weights.model.train(), torch.device("cpu")
+    model = weights.model.train()
+    loss = SigmoidCrossEntropy(ignore_index=weights.classes.ignore_index)
     optimizer = build_optimizer(model, OptimConfig(lr=rate, momentum=0.0))
     losses = []
     for number in range(num_steps, 2 * num_steps):
         batch = batch_of(weights, *samples[number % len(samples)])
-        loss = train_step(
-            model,
-            optimizer,
-            [batch],
-            num_valid=batch.num_valid,
-            loss_at="grid",
-            kind="sigmoid",
-            ignore_index=weights.classes.ignore_index,
-            class_weights=None,
-            device=device,
-            precision="float32",
-        )
-        losses.append(float(loss))
+        losses.append(float(train_step(model, loss, [batch], optimizer).loss))
     return np.array(losses)
 
 
@@ -247,7 +237,9 @@ def batch_of(weights: Weights, image: np.ndarray, target: np.ndarray) -> Batch:
     labels[0, :, rows : rows + target.shape[0], columns : columns + target.shape[1]] = torch.tensor(
         target
     ).permute(2, 0, 1)
-    return Batch(pixels=pixels, target=labels, layout=layout, stems=("",), num_valid=target.size)
+    return Batch(
+        pixels=pixels, target=labels, layout=layout, stems=("",), geometry=geometry, loss_at="grid"
+    )
 
 
 def count_images(file: np.lib.npyio.NpzFile) -> int:

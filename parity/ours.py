@@ -36,7 +36,6 @@ from anysize.geometry import (
 from anysize.models import fcn
 from anysize.models.fcn import FCN, build_model
 from anysize.models.resnet_v1 import Bottleneck
-from anysize.training.losses import loss_sum
 
 IMAGES_PER_SHELF = 4
 
@@ -121,7 +120,7 @@ def run(
     for p, target in zip(layout.placements, targets, strict=True):
         own = _grid(logits, p, geometry)
         labels = torch.tensor(target).permute(2, 0, 1)[None]
-        losses.append(loss_sum("sigmoid", own, labels, ignore_index=255) / labels.numel())
+        losses.append(F.binary_cross_entropy_with_logits(own, labels.to(own.dtype)))
         found.append(own[0].detach().permute(1, 2, 0).numpy())
     learnt = range(len(images)) if learn_from is None else learn_from
     torch.stack([losses[i] for i in learnt]).sum().backward()

@@ -136,7 +136,7 @@ def _weights(folder: Path) -> Path:
             model=_tiny(),
             config=CONFIG,
             classes=CLASSES,
-            kind="softmax",
+            kind="multiclass",
             pixels=PixelConvention(),
         ),
     )
@@ -230,7 +230,7 @@ def _convert(path: Path) -> object:
 
 
 def _convert_head(path: Path) -> object:
-    file, _ = convert(path, kind="sigmoid")
+    file, _ = convert(path, kind="multilabel")
     return file
 
 
@@ -350,7 +350,11 @@ def _ultralytics(folder: Path) -> Path:
 def _read_data(path: Path) -> object:
     """As training does: the whole folder that the file is in."""
     root = next(p for p in path.parents if (p / "images").is_dir())
-    kind = "sigmoid" if path.suffix in (".npy", ".tif") or root.name == "ultralytics" else "softmax"
+    kind = (
+        "multilabel"
+        if path.suffix in (".npy", ".tif") or root.name == "ultralytics"
+        else "multiclass"
+    )
     folder = read_folder(root, DataConfig(root=str(root)), kind)
     return [
         (decode_image(sample.image), decode_mask(sample, folder.classes))

@@ -35,7 +35,7 @@ def tiny(seed=0, config=CONFIG, num_classes=2):
 
 def weights_of(model, config=CONFIG, classes=CLASSES):
     pixels = PixelConvention(channel_order="BGR", mean=(1.0, 2.0, 3.0))
-    return Weights(model=model, config=config, classes=classes, kind="softmax", pixels=pixels)
+    return Weights(model=model, config=config, classes=classes, kind="multiclass", pixels=pixels)
 
 
 def stepped(kind):
@@ -56,7 +56,7 @@ def test_weights_come_back_with_all_that_is_needed_to_use_them(tmp_path):
     assert loaded.config == CONFIG
     assert loaded.classes == CLASSES
     assert loaded.pixels == saved.pixels
-    assert loaded.kind == "softmax"
+    assert loaded.kind == "multiclass"
     layout = single(Size(33, 41), CONFIG.geometry)
     x = torch.randn(1, 3, *layout.canvas[1:])
     with torch.no_grad():

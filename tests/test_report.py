@@ -40,7 +40,7 @@ def evaluate_event(step, iou):
         "event": "evaluate",
         "step": step,
         "epoch": 1,
-        "kind": "softmax",
+        "kind": "multiclass",
         "iou": iou,
         "miou": sum(known) / len(known),
     }
@@ -96,7 +96,7 @@ def test_curves_of_sigmoid_runs_show_average_precision(tmp_path):
         "event": "evaluate",
         "step": 5,
         "epoch": 1,
-        "kind": "sigmoid",
+        "kind": "multilabel",
         "average_precision": {"knee": 0.9},
         "map": 0.9,
     }
@@ -143,7 +143,7 @@ def run(tmp_path):
 def test_report_is_one_page_that_needs_no_other_file(run):
     metrics = {
         "step": 20,
-        "kind": "softmax",
+        "kind": "multiclass",
         "iou": {"sea & ice": 0.812, "moon": None},
         "miou": 0.406,
     }
@@ -171,7 +171,7 @@ def test_report_of_a_run_whose_images_are_gone(run, tmp_path):
 
 
 def test_report_names_a_damaged_file(run):
-    (run / "metrics.json").write_text('{"kind": "softmax", "iou": 3}')
+    (run / "metrics.json").write_text('{"kind": "multiclass", "iou": 3}')
     with pytest.raises(DataError, match=r"metrics\.json"):
         write_report(run)
 

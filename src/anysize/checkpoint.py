@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from anysize.atomic_files import write_atomic
 from anysize.config import (
+    LabelKind,
     ModelConfig,
     PixelConvention,
     RunConfig,
@@ -37,8 +39,6 @@ from anysize.models.fcn import FCN, build_model
 WEIGHTS_FORMAT = "anysize-weights-1"
 STATE_FORMAT = "anysize-state-2"
 NUM_KEPT = 2
-
-Kind = Literal["softmax", "sigmoid"]
 
 OF_THE_BODY = ("num_channels", "base_depth", "pool_padding", "stride_position", "dilation_rule")
 """Keys of `[model]` that decide, with the units, which function a body's weights are for."""
@@ -59,7 +59,7 @@ class Weights:
     model: FCN
     config: ModelConfig
     classes: Classes
-    kind: Kind
+    kind: LabelKind
     pixels: PixelConvention
 
 
@@ -78,7 +78,7 @@ class WeightsFile:
     config: ModelConfig
     pixels: PixelConvention
     classes: Classes | None
-    kind: Kind | None
+    kind: LabelKind | None
     tensors: Mapping[str, Tensor]
     source: str = ""
 
@@ -437,8 +437,8 @@ def _weights_file(
         classes, kind = None, metadata.get("kind")
         if kind is not None:
             classes = from_table(Classes, json.loads(metadata["classes"]), str(path))
-        if kind not in ("softmax", "sigmoid", None):
-            raise ConfigError(f"the kind of loss is {kind[:80]!r}")
+        if kind is not None and kind not in typing.get_args(LabelKind):
+            raise ConfigError(f"the kind of labels is {kind[:80]!r}")
     except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
         raise WeightsError(
             f"The metadata of {path} does not hold: {error}. Take another file, or write it again."
@@ -447,7 +447,7 @@ def _weights_file(
         config=config,
         pixels=pixels,
         classes=classes,
-        kind=kind,
+        kind=typing.cast("LabelKind | None", kind),
         tensors=tensors,
         source=metadata.get("source", ""),
     )

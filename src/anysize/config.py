@@ -20,6 +20,17 @@ from anysize.geometry import LossAt, NetGeometry, PoolPadding
 
 T = TypeVar("T")
 
+LabelKind = Literal["multiclass", "multilabel"]
+"""What the labels of a pixel are: one class, or any number of them."""
+
+LossKind = Literal["softmax", "sigmoid"]
+LABELS_OF: Mapping[LossKind, LabelKind] = {"softmax": "multiclass", "sigmoid": "multilabel"}
+"""The losses that `loss.kind` names, and the labels that each takes.
+
+`training.losses.build_loss` builds the loss; the labels decide how masks are read, how logits
+become labels and which metric counts (`predict.metrics`).
+"""
+
 FolderLayout = Literal["anysize", "voc", "cityscapes", "ultralytics"]
 MaskKind = Literal["index", "colours", "binary", "folders", "stack", "labelme", "coco", "polygons"]
 
@@ -153,8 +164,13 @@ class LossConfig:
         class_weights: A weight a class, in the order of `classes.toml`; empty weighs all the same.
     """
 
-    kind: Literal["softmax", "sigmoid"] = "softmax"
+    kind: LossKind = "softmax"
     class_weights: tuple[float, ...] = ()
+
+    @property
+    def labels(self) -> LabelKind:
+        """What the labels of a pixel are."""
+        return LABELS_OF[self.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

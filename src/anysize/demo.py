@@ -47,7 +47,7 @@ from anysize.geometry import Size
 from anysize.planning.canvases import read_plan
 from anysize.predict.evaluate import evaluate
 from anysize.predict.files import predict_files
-from anysize.predict.metrics import add_labels, empty_confusion, softmax_metrics
+from anysize.predict.metrics import add_labels, empty_confusion, multiclass_metrics
 from anysize.report import loss_and_iou, sizes_and_canvases, write_report
 from anysize.training.events import read_events
 from anysize.training.run import train
@@ -375,7 +375,7 @@ def read_split(root: Path) -> tuple[Classes, list[Sample], list[Sample]]:
     """
     classes = read_classes(root / "classes.toml")
     lists = DataConfig(root=str(root), train="train.txt", val="test.txt")
-    samples = find_samples(root, classes, "softmax")
+    samples = find_samples(root, classes, "multiclass")
     return classes, *split_samples(samples, lists, root, seed=0)
 
 
@@ -386,7 +386,7 @@ def colour_lookup_baseline(root: Path) -> dict[str, Any]:
         root: A demo data folder. The table is made of its training crops.
 
     Returns:
-        `metrics.softmax_metrics` on its test crops, as for a net.
+        `metrics.multiclass_metrics` on its test crops, as for a net.
 
     Raises:
         DataError: The folder does not hold.
@@ -404,7 +404,7 @@ def colour_lookup_baseline(root: Path) -> dict[str, Any]:
         labels = table[_colour_codes(decode_image(sample.image))]
         target = decode_mask(sample, classes)
         add_labels(confusion, target, labels, ignore_index=classes.ignore_index)
-    return softmax_metrics(confusion, classes.names)
+    return multiclass_metrics(confusion, classes.names)
 
 
 def majority_of_colours(counts: np.ndarray) -> np.ndarray:
@@ -526,7 +526,7 @@ def run_demo(out: Path, console: Console) -> dict[str, Any]:
             test_samples,
             plan=plan,
             classes=classes,
-            kind="softmax",
+            kind="multiclass",
             pixels=weights.pixels,
             progress=report,
         )

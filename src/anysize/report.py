@@ -30,10 +30,13 @@ from anysize.errors import DataError
 from anysize.geometry import Size
 from anysize.images.headers import fingerprint
 from anysize.planning.canvases import Plan, read_plan
+from anysize.predict.metrics import SCORES
 from anysize.training.events import read_events
 
 COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
 """Okabe and Ito's, without black, which is for the mean."""
+
+_SCORE_NAMES = {"iou": "IoU", "average_precision": "AP"}
 
 NUM_NAMED_CLASSES = 7
 """With more classes than this, their curves are grey and only the mean has a name."""
@@ -137,10 +140,8 @@ def _draw_loss(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_scores(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
-    is_sigmoid = bool(events) and events[0]["kind"] == "sigmoid"
-    by_class, mean, name = (
-        ("average_precision", "map", "AP") if is_sigmoid else ("iou", "miou", "IoU")
-    )
+    by_class, mean = SCORES[events[0]["kind"] if events else "multiclass"]
+    name = _SCORE_NAMES[by_class]
     axes.set_title(f"{name} on the evaluation images")
     axes.set_ylabel(f"{name} (%)")
     axes.set_ylim(0, 100)
@@ -296,8 +297,7 @@ def _speed(events: Sequence[Mapping[str, Any]]) -> str:
 def _scores(path: Path) -> str:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        by_class = "iou" if result["kind"] == "softmax" else "average_precision"
-        mean = "miou" if result["kind"] == "softmax" else "map"
+        by_class, mean = SCORES[result["kind"]]
         rows = [*result[by_class].items(), ("mean", result[mean])]
         step = result["step"]
         cells = "".join(
@@ -307,7 +307,7 @@ def _scores(path: Path) -> str:
         raise DataError(
             f"{path} does not hold the metrics of a run ({error}). Run `anysize evaluate` again."
         ) from None
-    title = "IoU (%)" if by_class == "iou" else "AP (%)"
+    title = f"{_SCORE_NAMES[by_class]} (%)"
     return (
         f"<h2>Best evaluation, after step {step}</h2>"
         f"<table><tr><th>class</th><th>{title}</th></tr>{cells}</table>"

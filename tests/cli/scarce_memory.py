@@ -9,6 +9,7 @@ from anysize.config import ModelConfig, OptimConfig
 from anysize.data.batch import Batch
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch, target_canvas, target_rect
 from anysize.models.fcn import build_model
+from anysize.training.losses import CrossEntropy
 from anysize.training.memory import PassLimit, Tally
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
@@ -36,26 +37,16 @@ def make_batch():
         target=target,
         layout=layout,
         stems=("a", "b", "c", "d"),
-        num_valid=int((target != 255).sum()),
+        geometry=GEOMETRY,
+        loss_at="grid",
     )
 
 
 def step(batch, limit):
     config = ModelConfig(units=(1, 1, 1, 1), base_depth=16)
     model = build_model(config, 3, generator=torch.Generator().manual_seed(0)).double().train()
-    train_step(
-        model,
-        build_optimizer(model, OptimConfig(lr=1e-3)),
-        [batch],
-        num_valid=batch.num_valid,
-        loss_at="grid",
-        kind="softmax",
-        ignore_index=255,
-        class_weights=None,
-        device=torch.device("cpu"),
-        precision="float32",
-        pass_limit=limit,
-    )
+    optimizer = build_optimizer(model, OptimConfig(lr=1e-3))
+    train_step(model, CrossEntropy(), [batch], optimizer, pass_limit=limit)
     return torch.cat([t.detach().flatten() for t in model.state_dict().values()])
 
 
@@ -67,7 +58,7 @@ def memory_bytes():
 def main():
     torch.set_num_threads(1)
     batch = make_batch()
-    limit = PassLimit(tally=Tally(), geometry=GEOMETRY, loss_at="grid", ignore_index=255)
+    limit = PassLimit(tally=Tally(), ignore_index=255)
     room = memory_bytes() + 300 * 2**20
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))

@@ -15,7 +15,7 @@ from anysize.models.fcn import build_model
 CLASSES = Classes(names=("ground", "disc"), colours=((90, 120, 90), (200, 80, 60)))
 
 
-def write_run(folder, kind="softmax", source="", bias=0.0):
+def write_run(folder, kind="multiclass", source="", bias=0.0):
     config = ModelConfig(units=(1, 1, 1, 1), base_depth=4)
     model = build_model(config, 2, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_export_and_predict_with_it(folder):
 
 
 def test_labels_of_a_sigmoid_net(folder):
-    write_run(folder / "multi", "sigmoid")
+    write_run(folder / "multi", "multilabel")
     said = anysize("export", "multi", "-o", "m.onnx", "--output", "labels", cwd=folder)
     assert "Wrote m.onnx: 0 of " in said
     assert "certain labels differ on 8 images" in said

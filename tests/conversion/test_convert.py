@@ -136,13 +136,13 @@ def test_a_head_must_be_given_a_meaning(checkpoint, monkeypatch):
     monkeypatch.setattr(module, "_read", lambda *_: found)
     with pytest.raises(WeightsError, match=r"a head of 3 channels.*--loss sigmoid"):
         convert(checkpoint)
-    file, _ = convert(checkpoint, kind="sigmoid", head_relu=True)
+    file, _ = convert(checkpoint, kind="multilabel", head_relu=True)
     assert file.classes.names == ("class_0", "class_1", "class_2")
     assert len(set(file.classes.colours)) == 3
     assert file.config.head_relu
     two = Classes(names=("a", "b"), colours=((0, 0, 0), (1, 1, 1)))
     with pytest.raises(WeightsError, match="3 channels, but --classes names 2: a, b"):
-        convert(checkpoint, kind="softmax", classes=two)
+        convert(checkpoint, kind="multiclass", classes=two)
 
 
 def test_a_head_can_be_left_out(checkpoint, monkeypatch):
@@ -156,7 +156,7 @@ def test_a_head_can_be_left_out(checkpoint, monkeypatch):
 
 def test_options_for_a_head_are_refused_where_there_is_none(checkpoint):
     with pytest.raises(WeightsError, match="nothing for --loss, --classes, --head-relu"):
-        convert(checkpoint, kind="softmax")
+        convert(checkpoint, kind="multiclass")
     with pytest.raises(WeightsError, match="--mean goes with a .caffemodel"):
         convert(checkpoint, mean=checkpoint)
 
@@ -165,7 +165,7 @@ def test_a_head_of_too_many_classes_is_refused(checkpoint, monkeypatch):
     found = with_head(checkpoint, num_classes=300)
     monkeypatch.setattr(module, "_read", lambda *_: found)
     with pytest.raises(WeightsError, match="300 channels; a mask has room for 255"):
-        convert(checkpoint, kind="softmax")
+        convert(checkpoint, kind="multiclass")
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
@@ -192,9 +192,9 @@ def test_a_converted_head_labels(tmp_path, checkpoint, monkeypatch):
     found = with_head(checkpoint)
     monkeypatch.setattr(module, "_read", lambda *_: found)
     path = tmp_path / "w.safetensors"
-    write_weights_file(path, convert(checkpoint, kind="softmax")[0])
+    write_weights_file(path, convert(checkpoint, kind="multiclass")[0])
     weights = load_weights(path, torch.device("cpu"))
-    assert weights.kind == "softmax"
+    assert weights.kind == "multiclass"
     assert weights.pixels == PixelConvention(
         max_value=1.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     )

@@ -56,7 +56,7 @@ def converted(tmp_path_factory):
     found = {}
     for net in NETS:
         path = tmp_path_factory.mktemp("weights") / f"{net}.safetensors"
-        file, foreign = convert(GOLDEN / f"{net}.ckpt", kind="sigmoid")
+        file, foreign = convert(GOLDEN / f"{net}.ckpt", kind="multilabel")
         write_weights_file(path, file)
         found[net] = load_weights(path, torch.device("cpu")), foreign
     return found

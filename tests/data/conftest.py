@@ -29,13 +29,13 @@ def classes() -> Classes:
 def make_folder(tmp_path: Path, classes: Classes) -> MakeFolder:
     """A folder with images `s0`, `s1`, ... of the given sizes and random labels."""
 
-    def make(sizes: Sequence[tuple[int, int]], kind: str = "softmax") -> Path:
+    def make(sizes: Sequence[tuple[int, int]], kind: str = "multiclass") -> Path:
         root = tmp_path / "data"
         (root / "images").mkdir(parents=True)
         rng = np.random.default_rng(7)
         for i, size in enumerate(sizes):
             write_image(root / "images" / f"s{i}.png", size, seed=i)
-            if kind == "softmax":
+            if kind == "multiclass":
                 labels = rng.choice([0, 1, 2, 255], size)
                 write_mask(root / "masks" / f"s{i}.png", labels)
             else:

@@ -75,7 +75,7 @@ def test_ids_in_grey_pngs(root):
     labels = grids()
     for i, grid in enumerate(labels):
         ids(root / "masks" / f"s{i}.png", grid)
-    folder = read_folder(root, config(), "softmax")
+    folder = read_folder(root, config(), "multiclass")
     assert folder.masks == "index"
     assert (folder.layout, folder.listed, folder.notes) == ("anysize", None, ())
     for i, grid in enumerate(labels):
@@ -84,7 +84,7 @@ def test_ids_in_grey_pngs(root):
         f"{root}: 3 images (images/); masks: ids in PNGs (grey, detected from 3 files); 3 classes "
         f"(classes.toml). Set data.masks to say otherwise."
     )
-    told = read_folder(root, config(masks="index"), "softmax")
+    told = read_folder(root, config(masks="index"), "multiclass")
     assert "(as data.masks says)" in told.description
     assert told.samples == folder.samples
 
@@ -95,7 +95,7 @@ def test_a_few_files_spread_over_all_are_looked_at(root):
         ids(root / "masks" / f"t{i:02}.png", grids(1)[0])
     for i in range(3):
         ids(root / "masks" / f"s{i}.png", grids(1)[0])
-    assert "detected from 8 files" in read_folder(root, config(), "softmax").description
+    assert "detected from 8 files" in read_folder(root, config(), "multiclass").description
 
 
 def test_palette_indices_are_kept(root):
@@ -104,7 +104,7 @@ def test_palette_indices_are_kept(root):
         picture = Image.fromarray(grid)
         picture.putpalette([v for k in range(256) for v in (k, 255 - k, 3)])
         write(root / "masks" / f"s{i}.png", picture)
-    folder = read_folder(root, config(), "softmax")
+    folder = read_folder(root, config(), "multiclass")
     assert "palette, detected from 3 files" in folder.description
     np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
 
@@ -113,12 +113,12 @@ def test_colours_of_classes_toml(root):
     labels = grids()
     for i, grid in enumerate(labels):
         write(root / "masks" / f"s{i}.png", Image.fromarray(np.array(COLOURS, np.uint8)[grid]))
-    folder = read_folder(root, config(), "softmax")
+    folder = read_folder(root, config(), "multiclass")
     assert folder.masks == "colours"
     assert "RGB, detected from 3 files" in folder.description
     np.testing.assert_array_equal(labels_of(folder)["s2"], labels[2])
     with pytest.raises(DataError, match=r"loss\.kind is sigmoid"):
-        read_folder(root, config(masks="colours"), "sigmoid")
+        read_folder(root, config(masks="colours"), "multilabel")
 
 
 def test_masks_of_both_kinds_are_asked_about(root):
@@ -126,10 +126,10 @@ def test_masks_of_both_kinds_are_asked_about(root):
         ids(root / "masks" / f"s{i}.png", grids(1)[0])
     write(root / "masks" / "s2.png", Image.new("RGB", (8, 6)))
     with pytest.raises(DataError, match='set data.masks to "index" or to "colours"') as caught:
-        read_folder(root, config(), "softmax")
+        read_folder(root, config(), "multiclass")
     assert "1 of 3 in RGB" in str(caught.value)
     with pytest.raises(DataError, match="s2.png is a PNG of colour type RGB"):
-        read_folder(root, config(masks="index"), "softmax")
+        read_folder(root, config(masks="index"), "multiclass")
 
 
 def palette_masks(root, order):
@@ -141,11 +141,11 @@ def palette_masks(root, order):
 
 def test_a_palette_that_says_something_else_than_its_indices_is_asked_about(root):
     palette_masks(root, (0, 1, 2))
-    assert read_folder(root, config(), "softmax").masks == "index"
+    assert read_folder(root, config(), "multiclass").masks == "index"
     palette_masks(root, (1, 0, 2))
     with pytest.raises(DataError, match='"index" or to "colours"'):
-        read_folder(root, config(), "softmax")
-    folder = read_folder(root, config(masks="colours"), "softmax")
+        read_folder(root, config(), "multiclass")
+    folder = read_folder(root, config(masks="colours"), "multiclass")
     assert labels_of(folder)["s0"][0, :4].tolist() == [1, 1, 1, 0]
 
 
@@ -156,7 +156,7 @@ def test_a_palette_whose_indices_are_no_ids_is_one_of_colours(root):
         palette[7], palette[9] = COLOURS[2], COLOURS[1]
         picture.putpalette(palette.ravel().tolist())
         write(root / "masks" / f"s{i}.png", picture)
-    folder = read_folder(root, config(), "softmax")
+    folder = read_folder(root, config(), "multiclass")
     assert folder.masks == "colours"
     assert labels_of(folder)["s0"][0].tolist() == [2] * 4 + [1] * 4
 
@@ -166,15 +166,15 @@ def test_0_and_255_are_asked_about(root):
     for i in range(3):
         ids(root / "masks" / f"s{i}.png", grids(1, 2)[0] * 255)
     with pytest.raises(DataError, match='set data.masks to "binary" or to "index"') as caught:
-        read_folder(root, config(), "softmax")
+        read_folder(root, config(), "multiclass")
     assert "255 is the class, or 255 is ignored" in str(caught.value)
-    folder = read_folder(root, config(masks="binary"), "softmax")
+    folder = read_folder(root, config(masks="binary"), "multiclass")
     assert set(np.unique(labels_of(folder)["s0"])) == {0, 1}
     classes_toml(root, NAMES[:2], more="ignore_index = 200")
-    assert read_folder(root, config(), "softmax").masks == "binary"
+    assert read_folder(root, config(), "multiclass").masks == "binary"
     classes_toml(root)
     with pytest.raises(DataError, match="has 3"):
-        read_folder(root, config(masks="binary"), "softmax")
+        read_folder(root, config(masks="binary"), "multiclass")
 
 
 def folder_a_class(root, white):
@@ -187,18 +187,18 @@ def folder_a_class(root, white):
 
 def test_a_folder_a_class(root):
     labels = folder_a_class(root, 1)
-    folder = read_folder(root, config(), "sigmoid")
+    folder = read_folder(root, config(), "multilabel")
     assert folder.masks == "folders"
     np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
     with pytest.raises(DataError, match=r'Set loss.kind to "sigmoid"'):
-        read_folder(root, config(masks="folders"), "softmax")
+        read_folder(root, config(masks="folders"), "multiclass")
 
 
 def test_a_folder_a_class_of_0_and_255(root):
     labels = folder_a_class(root, 255)
     with pytest.raises(DataError, match='"binary" or to "folders"'):
-        read_folder(root, config(), "sigmoid")
-    folder = read_folder(root, config(masks="binary"), "sigmoid")
+        read_folder(root, config(), "multilabel")
+    folder = read_folder(root, config(masks="binary"), "multilabel")
     np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
 
 
@@ -208,10 +208,10 @@ def test_one_class_needs_no_folder_of_its_own(root, masks):
     labels = grids(3, 2)
     for i, grid in enumerate(labels):
         ids(root / "masks" / f"s{i}.png", grid * (255 if masks == "binary" else 1))
-    folder = read_folder(root, config(masks=masks), "sigmoid")
+    folder = read_folder(root, config(masks=masks), "multilabel")
     np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1][None])
     with pytest.raises(DataError, match="names 1 class"):
-        read_folder(root, config(masks=masks), "softmax")
+        read_folder(root, config(masks=masks), "multiclass")
 
 
 @pytest.mark.parametrize("suffix", ["tif", "npy"])
@@ -226,15 +226,15 @@ def test_a_stack_an_image(root, suffix):
             pages = [Image.fromarray(p) for p in planes]
             pages[0].save(path, save_all=True, append_images=pages[1:])
     for settings in (config(), config(masks="stack")):
-        folder = read_folder(root, settings, "sigmoid")
+        folder = read_folder(root, settings, "multilabel")
         assert folder.masks == "stack"
         np.testing.assert_array_equal(labels_of(folder)["s2"], labels[2])
     with pytest.raises(DataError, match=r'Set loss.kind to "sigmoid"'):
-        read_folder(root, config(), "softmax")
+        read_folder(root, config(), "multiclass")
     if suffix == "tif":
         write(root / "masks" / "s0.tif", Image.new("L", (9, 6)))
         with pytest.raises(DataError, match=r"s0\.tif is 6x9"):
-            read_folder(root, config(), "sigmoid")
+            read_folder(root, config(), "multilabel")
 
 
 def test_labels_of_two_kinds_are_asked_about(root):
@@ -242,15 +242,15 @@ def test_labels_of_two_kinds_are_asked_about(root):
         ids(root / "masks" / f"s{i}.png", grids(1)[0])
         np.save(root / "masks" / f"s{i}.npy", np.zeros((3, 6, 8), bool))
     with pytest.raises(DataError, match='set data.masks to "index" or to "stack"'):
-        read_folder(root, config(), "softmax")
-    assert len(read_folder(root, config(masks="index"), "softmax").samples) == 3
+        read_folder(root, config(), "multiclass")
+    assert len(read_folder(root, config(masks="index"), "multiclass").samples) == 3
 
 
 def test_other_folders_for_images_and_labels(root):
     (root / "images").rename(root / "photos")
     for i in range(3):
         ids(root / "truth" / f"s{i}.png", grids(1)[0])
-    folder = read_folder(root, config(images="photos", labels="truth"), "softmax")
+    folder = read_folder(root, config(images="photos", labels="truth"), "multiclass")
     assert len(folder.samples) == 3
     assert "(photos/)" in folder.description
 
@@ -264,7 +264,7 @@ def test_all_faults_of_all_stages_are_collected(root):
     (root / "masks" / "s0.png").unlink()
     (root / "images" / "s1.png").write_bytes(b"no image")
     ids(root / "masks" / "s2.png", np.zeros((5, 8)))
-    folder = scan_folder(root, config(), "softmax")
+    folder = scan_folder(root, config(), "multiclass")
     assert sorted((f.kind, f.path.name) for f in folder.faults) == [
         ("size", "s2.png"),
         ("unpaired", "s0.png"),
@@ -273,12 +273,12 @@ def test_all_faults_of_all_stages_are_collected(root):
     assert [s.stem for s in folder.samples] == ["t0", "t1"]
     assert [s.stem for s in folder.refused] == ["s2"]
     with pytest.raises(DataError, match="does not pair up; 1 fault"):
-        read_folder(root, config(), "softmax")
+        read_folder(root, config(), "multiclass")
 
 
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match="No such data folder"):
-        read_folder(tmp_path / "none", config(), "softmax")
+        read_folder(tmp_path / "none", config(), "multiclass")
 
 
 # LabelMe
@@ -299,14 +299,14 @@ def test_labelme_files_beside_the_images_or_apart(root, place):
         (root / "images").rmdir()
     for i in range(3):
         labelme_file(root / place / f"s{i}.json", "lake", i)
-    folder = read_folder(root, config(), "softmax")
+    folder = read_folder(root, config(), "multiclass")
     assert folder.masks == "labelme"
     mask = labels_of(folder)["s1"]
     assert (mask[1:5, 1:4] == 2).all()
     assert (mask == 2).sum() == 12
     assert (mask == 255).sum() == 36  # no class is called background
     assert folder.notes == ("Pixels in no shape are ignored, since no class is called background.",)
-    sigmoid = labels_of(read_folder(root, config(), "sigmoid"))["s1"]
+    sigmoid = labels_of(read_folder(root, config(), "multilabel"))["s1"]
     assert (sigmoid.shape, sigmoid[2].sum(), sigmoid.sum()) == ((3, 6, 8), 12, 12)
 
 
@@ -316,12 +316,12 @@ def test_labelmes_own_list_of_classes(root, where):
     for i in range(3):
         labelme_file(root / "images" / f"s{i}.json", ("cat", "dog", "__ignore__")[i], 1)
     with pytest.raises(DataError) as caught:
-        read_folder(root, config(), "softmax")
+        read_folder(root, config(), "multiclass")
     assert "cat (1 shapes), dog (1 shapes)" in str(caught.value)
     assert str(caught.value).endswith("\n_background_\ncat\ndog")
     text = "__ignore__\n" + str(caught.value).split("ids:\n")[1]
     (root.parent / where / "labels.txt").write_text(text)
-    folder = read_folder(root, config(), "softmax")
+    folder = read_folder(root, config(), "multiclass")
     assert folder.classes.names == ("_background_", "cat", "dog")
     assert [labels_of(folder)[f"s{i}"][2, 2] for i in range(3)] == [1, 2, 255]
     assert labels_of(folder)["s0"][0, 0] == 0
@@ -331,7 +331,7 @@ def test_an_image_without_its_labelme_file(root):
     for i in range(2):
         labelme_file(root / "images" / f"s{i}.json", "lake", i)
     with pytest.raises(DataError, match=r"s2\.png has no mask .*s2\.json"):
-        read_folder(root, config(), "softmax")
+        read_folder(root, config(), "multiclass")
 
 
 # COCO
@@ -361,13 +361,13 @@ def test_a_coco_file(root):
     pytest.importorskip("pycocotools")
     (root / "classes.toml").unlink()
     coco_file(root / "annotations" / "all.json", [f"s{i}.png" for i in range(3)])
-    folder = read_folder(root, config(), "softmax")
+    folder = read_folder(root, config(), "multiclass")
     assert (folder.masks, folder.classes.names) == ("coco", ("background", "lake"))
     mask = labels_of(folder)["s1"]
     assert (mask[1:5, 1:4] == 1).all()
     assert mask.sum() == 12
     assert "a COCO file (detected by its content); 2 classes (all.json)" in folder.description
-    sigmoid = read_folder(root, config(labels="annotations/all.json"), "sigmoid")
+    sigmoid = read_folder(root, config(labels="annotations/all.json"), "multilabel")
     assert labels_of(sigmoid)["s1"].shape == (1, 6, 8)
     assert labels_of(sigmoid)["s1"].sum() == 12
 
@@ -386,7 +386,7 @@ def test_two_coco_files_are_training_and_evaluation(root):
             val="annotations/instances_val2017.json",
         ),
     ):
-        folder = read_folder(root, settings, "softmax")
+        folder = read_folder(root, settings, "multiclass")
         assert folder.listed == (["s0", "s1"], ["v"])
         train, val = split_samples(folder.samples, settings, root, seed=0, listed=folder.listed)
         assert ([s.stem for s in train], [s.stem for s in val]) == (["s0", "s1"], ["v"])
@@ -397,15 +397,15 @@ def test_coco_files_that_are_not_one_are_asked_about(root):
     for name in ("a", "b", "c"):
         coco_file(root / f"{name}.json", ["s0.png"])
     with pytest.raises(DataError, match=r"it holds a\.json, b\.json, c\.json\. Set data\.labels"):
-        read_folder(root, config(), "softmax")
-    assert len(read_folder(root, config(labels="b.json"), "softmax").samples) == 1
+        read_folder(root, config(), "multiclass")
+    assert len(read_folder(root, config(labels="b.json"), "multiclass").samples) == 1
 
 
 def test_images_of_a_coco_file_that_do_not_hold(root):
     (root / "images" / "s1.png").unlink()
     image(root / "images" / "s2.png", (8, 6))
     coco_file(root / "all.json", [f"s{i}.png" for i in range(3)])
-    folder = scan_folder(root, config(), "softmax")
+    folder = scan_folder(root, config(), "multiclass")
     assert [(f.kind, f.path.name) for f in folder.faults] == [
         ("unpaired", "s1.png"),
         ("size", "s2.png"),
@@ -416,13 +416,13 @@ def test_images_of_a_coco_file_that_do_not_hold(root):
 def test_annotations_of_no_image_are_counted(root):
     names = [f"s{i}.png" for i in range(3)]
     path = coco_file(root / "all.json", names)
-    before = scan_folder(root, config(), "softmax").notes
+    before = scan_folder(root, config(), "multiclass").notes
     stray = {"id": 9, "image_id": 99, "category_id": 5, "segmentation": [BOX]}
     table = json.loads(path.read_text())
     coco_file(path, names, annotations=[*table["annotations"], stray, stray])
     said = f"{path} has 2 annotations of images that it does not list; they are passed over."
     assert said not in before
-    assert scan_folder(root, config(), "softmax").notes == (said, *before)
+    assert scan_folder(root, config(), "multiclass").notes == (said, *before)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_annotations_of_no_image_are_counted(root):
 def test_coco_files_that_do_not_hold(root, more, says):
     path = coco_file(root / "all.json", ["s0.png"], **more)
     with pytest.raises(DataError, match=says) as caught:
-        read_folder(root, config(), "softmax")
+        read_folder(root, config(), "multiclass")
     assert str(path) in str(caught.value)
 
 
@@ -479,7 +479,7 @@ def voc(tmp_path: Path) -> Path:
 
 
 def test_pascal_voc_as_it_is(voc):
-    folder = read_folder(voc, config(), "softmax")
+    folder = read_folder(voc, config(), "multiclass")
     assert (folder.layout, folder.masks, len(folder.classes.names)) == ("voc", "index", 21)
     assert folder.notes == ("1 images without a mask are passed over.",)
     train, val = split_samples(folder.samples, config(), voc, seed=0, listed=folder.listed)
@@ -495,27 +495,27 @@ def test_pascal_voc_in_colours(voc):
         colours = np.zeros((6, 8, 3), np.uint8)
         colours[0], colours[1] = (192, 128, 128), (224, 224, 192)
         Image.fromarray(colours).save(path)
-    folder = read_folder(voc, config(), "softmax")
+    folder = read_folder(voc, config(), "multiclass")
     assert labels_of(folder)["2007_000000"][:3, 0].tolist() == [15, 255, 0]
 
 
 def test_other_classes_in_pascal_vocs_folders(voc):
     (voc / "class_names.txt").write_text("\n".join(["_background_", *map(str, range(1, 21))]))
-    assert read_folder(voc, config(), "softmax").classes.names[1] == "1"
+    assert read_folder(voc, config(), "multiclass").classes.names[1] == "1"
     classes_toml(voc)
-    assert read_folder(voc, config(), "softmax").classes.names == NAMES
+    assert read_folder(voc, config(), "multiclass").classes.names == NAMES
 
 
 def test_a_list_of_pascal_voc_that_names_too_much(voc):
     (voc / "ImageSets" / "Segmentation" / "val.txt").write_text("2007_000004\nnowhere\n")
     with pytest.raises(DataError, match=r"2 faults") as caught:
-        read_folder(voc, config(), "softmax")
+        read_folder(voc, config(), "multiclass")
     assert f"2007_000004 is in a list of {voc}/ImageSets/Segmentation" in str(caught.value)
 
 
 def test_pascal_voc_without_lists_is_drawn(voc):
     (voc / "ImageSets" / "Segmentation" / "val.txt").unlink()
-    folder = read_folder(voc, config(), "softmax")
+    folder = read_folder(voc, config(), "multiclass")
     assert folder.listed is None
     assert [len(p) for p in split_samples(folder.samples, config(), voc, seed=0)] == [3, 1]
 
@@ -540,7 +540,7 @@ def cityscapes(tmp_path: Path) -> Path:
 
 
 def test_cityscapes_as_it_is(cityscapes):
-    folder = read_folder(cityscapes, config(), "softmax")
+    folder = read_folder(cityscapes, config(), "multiclass")
     assert (folder.layout, len(folder.classes.names)) == ("cityscapes", 19)
     assert folder.listed == (
         ["aachen_000000_000019", "bonn_000000_000019"],
@@ -555,20 +555,20 @@ def test_cityscapes_as_it_is(cityscapes):
 def test_train_ids_of_cityscapes_are_taken_as_they_are(cityscapes):
     for path in cityscapes.glob("gtFine/*/*/*_labelIds.png"):
         ids(path.with_name(path.name.replace("labelIds", "labelTrainIds")), np.full((6, 8), 13))
-    mask = labels_of(read_folder(cityscapes, config(), "softmax"))["ulm_000000_000019"]
+    mask = labels_of(read_folder(cityscapes, config(), "multiclass"))["ulm_000000_000019"]
     assert (mask == 13).all()
 
 
 def test_cityscapes_with_classes_of_ones_own(cityscapes):
     classes_toml(cityscapes, [str(i) for i in range(34)], [(i, 0, 0) for i in range(34)])
-    folder = read_folder(cityscapes, config(), "softmax")
+    folder = read_folder(cityscapes, config(), "multiclass")
     assert labels_of(folder)["ulm_000000_000019"][:4, 0].tolist() == [7, 26, 33, 0]
 
 
 def test_a_mask_of_cityscapes_that_is_missing(cityscapes):
     next(cityscapes.glob("gtFine/train/bonn/*_labelIds.png")).unlink()
     with pytest.raises(DataError, match="bonn_000000_000019_leftImg8bit.png has no mask"):
-        read_folder(cityscapes, config(), "softmax")
+        read_folder(cityscapes, config(), "multiclass")
 
 
 # Ultralytics
@@ -591,7 +591,7 @@ def ultralytics(tmp_path: Path) -> Path:
 
 
 def test_ultralytics_as_it_is(ultralytics):
-    folder = read_folder(ultralytics, config(), "softmax")
+    folder = read_folder(ultralytics, config(), "multiclass")
     assert (folder.layout, folder.masks) == ("ultralytics", "polygons")
     assert folder.classes.names == ("background", "cat", "dog")
     assert folder.listed == (["train/a", "train/b"], ["val/a"])
@@ -602,7 +602,7 @@ def test_ultralytics_as_it_is(ultralytics):
     np.testing.assert_array_equal(labels["val/a"], expected)
     np.testing.assert_array_equal(labels["train/a"], 2 * expected)
     assert not labels["train/b"].any()
-    assert read_folder(ultralytics, config(), "sigmoid").classes.names == ("cat", "dog")
+    assert read_folder(ultralytics, config(), "multilabel").classes.names == ("cat", "dog")
     assert len(images_of(ultralytics, config())) == 3
 
 
@@ -615,7 +615,7 @@ def test_a_list_of_names_and_a_folder_without_splits(ultralytics):
                 path.unlink()
             (ultralytics / kind / split).rmdir()
     (ultralytics / "data.yaml").write_text("names: [cat, dog]\n")
-    folder = read_folder(ultralytics, config(), "softmax")
+    folder = read_folder(ultralytics, config(), "multiclass")
     assert ([s.stem for s in folder.samples], folder.listed) == (["a", "b"], None)
 
 
@@ -634,23 +634,23 @@ def test_a_list_of_names_and_a_folder_without_splits(ultralytics):
 def test_yaml_that_does_not_hold(ultralytics, text, says):
     (ultralytics / "data.yaml").write_text(text)
     with pytest.raises(DataError, match=says) as caught:
-        read_folder(ultralytics, config(), "softmax")
+        read_folder(ultralytics, config(), "multiclass")
     assert str(ultralytics / "data.yaml") in str(caught.value)
 
 
 def test_classes_toml_stands_in_for_yaml(ultralytics):
     (ultralytics / "data.yaml").unlink()
     with pytest.raises(DataError, match=r"has no data\.yaml"):
-        read_folder(ultralytics, config(), "softmax")
+        read_folder(ultralytics, config(), "multiclass")
     classes_toml(ultralytics, ("cat", "background", "dog"))
-    folder = read_folder(ultralytics, config(), "softmax")
+    folder = read_folder(ultralytics, config(), "multiclass")
     assert {int(v) for v in np.unique(labels_of(folder)["train/a"])} == {1, 2}
 
 
 def test_without_pyyaml_the_extra_is_named(ultralytics, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "yaml", None)
     with pytest.raises(DataError, match=r"anysize\[ultralytics\]"):
-        read_folder(ultralytics, config(), "softmax")
+        read_folder(ultralytics, config(), "multiclass")
 
 
 # Layouts
@@ -660,20 +660,20 @@ def test_folders_of_two_layouts_are_asked_about(root, voc):
     (voc / "images").mkdir()
     (voc / "masks").mkdir()
     with pytest.raises(DataError, match='data.layout to "anysize" or "voc"'):
-        read_folder(voc, config(), "softmax")
-    assert read_folder(voc, config(layout="voc"), "softmax").layout == "voc"
+        read_folder(voc, config(), "multiclass")
+    assert read_folder(voc, config(layout="voc"), "multiclass").layout == "voc"
 
 
 def test_masks_decide_the_layout_or_must_go_with_it(voc, ultralytics):
     with pytest.raises(DataError, match='is read as data.layout "voc", whose masks are index or c'):
-        read_folder(voc, config(layout="voc", masks="stack"), "sigmoid")
+        read_folder(voc, config(layout="voc", masks="stack"), "multilabel")
     with pytest.raises(DataError, match='"polygons", but .* is read as data.layout "anysize"'):
-        read_folder(ultralytics, config(layout="anysize", masks="polygons"), "softmax")
-    assert read_folder(ultralytics, config(masks="polygons"), "softmax").layout == "ultralytics"
+        read_folder(ultralytics, config(layout="anysize", masks="polygons"), "multiclass")
+    assert read_folder(ultralytics, config(masks="polygons"), "multiclass").layout == "ultralytics"
     coco_file(ultralytics / "all.json", ["train/a.jpg"])
-    folder = read_folder(ultralytics, config(masks="coco"), "softmax")
+    folder = read_folder(ultralytics, config(masks="coco"), "multiclass")
     assert (folder.layout, [s.stem for s in folder.samples]) == ("anysize", ["a"])
-    said = read_folder(ultralytics, config(), "softmax").description
+    said = read_folder(ultralytics, config(), "multiclass").description
     assert said.endswith("Set data.layout to say otherwise.")
 
 
@@ -690,7 +690,7 @@ def test_labels_go_with_the_upright_image(root, orientation):
     for i in range(3):
         write(root / "images" / f"s{i}.png", Image.new("RGB", size[::-1]), exif=exif)
         labelme_file(root / "images" / f"s{i}.json", "lake", i)
-    folder = read_folder(root, config(), "softmax")
+    folder = read_folder(root, config(), "multiclass")
     for sample in folder.samples:
         assert sample.size == Size(6, 8)
         assert decode_image(sample.image).shape[:2] == decode_mask(sample, folder.classes).shape

@@ -20,7 +20,7 @@ CLASSES = Classes(
 LABELS = np.array([[0, 1, 2, 255], [2, 2, 0, 255]], np.uint8)
 
 
-def sample(path, kind, labels="softmax", size=(2, 4), **more):
+def sample(path, kind, labels="multiclass", size=(2, 4), **more):
     return Sample(
         stem="a",
         image=path.with_name("image.png"),
@@ -117,7 +117,7 @@ def test_0_and_255_a_class(tmp_path):
     paths = [tmp_path / f"{name}.png" for name in CLASSES.names]
     for i, path in enumerate(paths):
         Image.fromarray(np.where(i == LABELS, 255, 0).astype(np.uint8)).save(path)
-    it = dataclasses.replace(sample(paths[0], "binary", "sigmoid"), masks=tuple(paths))
+    it = dataclasses.replace(sample(paths[0], "binary", "multilabel"), masks=tuple(paths))
     np.testing.assert_array_equal(
         decode_mask(it, CLASSES), [(i == LABELS).astype(np.uint8) for i in range(3)]
     )
@@ -158,7 +158,7 @@ def test_a_tiff_page_a_class(tmp_path, planes, compression):
     pages = [Image.fromarray(p) for p in planes]
     pages[0].save(path, save_all=True, append_images=pages[1:], compression=compression)
     np.testing.assert_array_equal(
-        decode_mask(sample(path, "stack", "sigmoid", (4, 5)), CLASSES), planes
+        decode_mask(sample(path, "stack", "multilabel", (4, 5)), CLASSES), planes
     )
 
 
@@ -166,7 +166,7 @@ def test_one_bit_pages(tmp_path, planes):
     path = tmp_path / "a.tif"
     save_pages(path, planes * 255, "1")
     np.testing.assert_array_equal(
-        decode_mask(sample(path, "stack", "sigmoid", (4, 5)), CLASSES), planes
+        decode_mask(sample(path, "stack", "multilabel", (4, 5)), CLASSES), planes
     )
 
 
@@ -175,7 +175,7 @@ def test_an_array_of_planes(tmp_path, planes, dtype):
     path = tmp_path / "a.npy"
     np.save(path, planes.astype(dtype))
     np.testing.assert_array_equal(
-        decode_mask(sample(path, "stack", "sigmoid", (4, 5)), CLASSES), planes
+        decode_mask(sample(path, "stack", "multilabel", (4, 5)), CLASSES), planes
     )
 
 
@@ -186,10 +186,10 @@ def test_a_stack_of_0_and_255(tmp_path, planes, suffix):
         np.save(path, planes * 255)
     else:
         save_pages(path, planes * 255)
-    it = sample(path, "binary", "sigmoid", (4, 5))
+    it = sample(path, "binary", "multilabel", (4, 5))
     np.testing.assert_array_equal(decode_mask(it, CLASSES), planes)
     # As 0 and 1, the same stack says that nothing is known where 255 is: the control.
-    assert 1 not in decode_mask(sample(path, "stack", "sigmoid", (4, 5)), CLASSES)
+    assert 1 not in decode_mask(sample(path, "stack", "multilabel", (4, 5)), CLASSES)
 
 
 @pytest.mark.parametrize("orientation", [2, 3, 6])
@@ -199,7 +199,7 @@ def test_a_stack_whose_pages_say_that_they_lie_turned_is_refused(tmp_path, orien
     first, *others = [Image.fromarray(np.zeros(shape, np.uint8)) for _ in range(3)]
     path = tmp_path / "a.tif"
     first.save(path, save_all=True, append_images=others, tiffinfo={274: orientation})
-    fault = fault_of(sample(path, "stack", "sigmoid", (4, 5)))
+    fault = fault_of(sample(path, "stack", "multilabel", (4, 5)))
     assert "orientation" in fault.message
 
 
@@ -221,7 +221,7 @@ def test_a_stack_whose_pages_say_that_they_lie_turned_is_refused(tmp_path, orien
 )
 def test_arrays_that_do_not_hold(tmp_path, write, kind):
     write(tmp_path / "a.npy")
-    assert fault_of(sample(tmp_path / "a.npy", "stack", "sigmoid", (4, 5))).kind == kind
+    assert fault_of(sample(tmp_path / "a.npy", "stack", "multilabel", (4, 5))).kind == kind
 
 
 def savez(path):
@@ -241,7 +241,7 @@ def forged(height):
 def test_pages_that_do_not_hold(tmp_path, pages, mode, says):
     images = [Image.new(mode, (5, 4)) for _ in range(pages)]
     images[0].save(tmp_path / "a.tif", save_all=True, append_images=images[1:])
-    fault = fault_of(sample(tmp_path / "a.tif", "stack", "sigmoid", (4, 5)))
+    fault = fault_of(sample(tmp_path / "a.tif", "stack", "multilabel", (4, 5)))
     assert fault.kind == "encoding"
     assert says in fault.message
 
@@ -249,7 +249,7 @@ def test_pages_that_do_not_hold(tmp_path, pages, mode, says):
 def test_a_page_of_another_size(tmp_path):
     images = [Image.new("L", size) for size in ((5, 4), (5, 3), (5, 4))]
     images[0].save(tmp_path / "a.tif", save_all=True, append_images=images[1:])
-    assert fault_of(sample(tmp_path / "a.tif", "stack", "sigmoid", (4, 5))).kind == "size"
+    assert fault_of(sample(tmp_path / "a.tif", "stack", "multilabel", (4, 5))).kind == "size"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -269,7 +269,7 @@ def test_damaged_stacks_raise_nothing_but_faults(tmp_path, planes, suffix):
         damaged[where] = rng.integers(0, 256, 3)
         path.write_bytes(damaged[: rng.integers(5, len(whole) + 1)])
         try:
-            decode_mask(sample(path, "stack", "sigmoid", (4, 5)), CLASSES)
+            decode_mask(sample(path, "stack", "multilabel", (4, 5)), CLASSES)
         except FaultError:
             num_refused += 1
     assert num_refused > 50

@@ -66,7 +66,7 @@ def stardist(tmp_path_factory):
 
 @pytest.mark.parametrize("example", ["semantic_segmentation", "instance_segmentation"])
 def test_photographs_with_palette_masks(labelme, example):
-    folder = read_folder(labelme / example / "data_dataset_voc", DATA, "softmax")
+    folder = read_folder(labelme / example / "data_dataset_voc", DATA, "multiclass")
     assert (folder.layout, folder.masks, len(folder.classes.names)) == ("voc", "index", 21)
     assert [s.stem for s in folder.samples] == ["2011_000003", "2011_000006", "2011_000025"]
     for sample in folder.samples:
@@ -78,8 +78,8 @@ def test_photographs_with_palette_masks(labelme, example):
 
 @pytest.mark.parametrize("example", ["semantic_segmentation", "instance_segmentation"])
 def test_polygons_are_drawn_as_labelme_does(labelme, example):
-    drawn = read_folder(labelme / example / "data_annotated", DATA, "softmax")
-    theirs = read_folder(labelme / example / "data_dataset_voc", DATA, "softmax")
+    drawn = read_folder(labelme / example / "data_annotated", DATA, "multiclass")
+    theirs = read_folder(labelme / example / "data_dataset_voc", DATA, "multiclass")
     assert drawn.masks == "labelme"
     assert drawn.classes.names == theirs.classes.names
     for ours, reference in zip(drawn.samples, theirs.samples, strict=True):
@@ -90,8 +90,8 @@ def test_polygons_are_drawn_as_labelme_does(labelme, example):
 
 
 def test_a_video_with_polygons(labelme):
-    drawn = read_folder(labelme / "video_annotation" / "data_annotated", DATA, "softmax")
-    theirs = read_folder(labelme / "video_annotation" / "data_dataset_voc", DATA, "softmax")
+    drawn = read_folder(labelme / "video_annotation" / "data_annotated", DATA, "multiclass")
+    theirs = read_folder(labelme / "video_annotation" / "data_dataset_voc", DATA, "multiclass")
     for ours, reference in zip(drawn.samples, theirs.samples, strict=True):
         mask, expected = decode_mask(ours, drawn.classes), decode_mask(reference, theirs.classes)
         assert (mask != expected).mean() < 1e-3
@@ -99,8 +99,10 @@ def test_a_video_with_polygons(labelme):
 
 def test_a_real_coco_file(labelme):
     pytest.importorskip("pycocotools")
-    folder = read_folder(labelme / "instance_segmentation" / "data_dataset_coco", DATA, "softmax")
-    theirs = read_folder(labelme / "instance_segmentation" / "data_dataset_voc", DATA, "softmax")
+    folder = read_folder(
+        labelme / "instance_segmentation" / "data_dataset_coco", DATA, "multiclass"
+    )
+    theirs = read_folder(labelme / "instance_segmentation" / "data_dataset_voc", DATA, "multiclass")
     assert (folder.masks, folder.classes.names[15]) == ("coco", "person")
     for ours, reference in zip(folder.samples, theirs.samples, strict=True):
         mask, expected = decode_mask(ours, folder.classes), decode_mask(reference, theirs.classes)
@@ -113,9 +115,9 @@ def test_forms_that_have_no_area_are_named(labelme, tmp_path):
     for name in ("primitives.jpg", "primitives.json"):
         (tmp_path / name).write_bytes((labelme / "primitives" / name).read_bytes())
     with pytest.raises(DataError, match=r"circle \(1 shapes\), line \(1 shapes\)") as caught:
-        read_folder(tmp_path, DATA, "softmax")
+        read_folder(tmp_path, DATA, "multiclass")
     (tmp_path / "labels.txt").write_text(str(caught.value).split("ids:\n")[1])
-    folder = read_folder(tmp_path, DATA, "softmax")
+    folder = read_folder(tmp_path, DATA, "multiclass")
     with pytest.raises(DataError, match="which has no area"):
         decode_mask(folder.samples[0], folder.classes)
 
@@ -138,7 +140,7 @@ def test_overlapping_masks(imgviz, tmp_path):
             (tmp_path / "masks" / "rgb.npy").unlink()
             pages = [Image.fromarray(p) for p in planes]
             pages[0].save(tmp_path / "masks" / "rgb.tif", save_all=True, append_images=pages[1:])
-        folder = read_folder(tmp_path, DATA, "sigmoid")
+        folder = read_folder(tmp_path, DATA, "multilabel")
         assert folder.masks == "stack"
         np.testing.assert_array_equal(decode_mask(folder.samples[0], folder.classes), planes)
 

@@ -114,7 +114,7 @@ def test_missing_classes_toml_is_named(tmp_path):
 
 def test_softmax_samples_are_found_in_the_order_of_their_stems(make_folder, classes):
     root = make_folder([(5, 7), (8, 3)])
-    samples = find_samples(root, classes, "softmax")
+    samples = find_samples(root, classes, "multiclass")
     assert samples == [
         Sample(
             stem=f"s{i}",
@@ -124,14 +124,14 @@ def test_softmax_samples_are_found_in_the_order_of_their_stems(make_folder, clas
         )
         for i, size in enumerate([Size(5, 7), Size(8, 3)])
     ]
-    assert label_kind(samples[0], classes) == "softmax"
+    assert label_kind(samples[0], classes) == "multiclass"
 
 
 def test_sigmoid_samples_have_a_mask_a_class_in_class_order(make_folder, classes):
-    root = make_folder([(5, 7)], kind="sigmoid")
-    (sample,) = find_samples(root, classes, "sigmoid")
+    root = make_folder([(5, 7)], kind="multilabel")
+    (sample,) = find_samples(root, classes, "multilabel")
     assert sample.masks == tuple(root / "masks" / name / "s0.png" for name in classes.names)
-    assert label_kind(sample, classes) == "sigmoid"
+    assert label_kind(sample, classes) == "multilabel"
 
 
 def test_other_and_hidden_files_are_passed_over(make_folder, classes):
@@ -139,14 +139,14 @@ def test_other_and_hidden_files_are_passed_over(make_folder, classes):
     for name in ("images/notes.txt", "images/._s0.png", "masks/.hidden.png", "masks/Thumbs.db"):
         (root / name).write_bytes(b"no image")
     (root / "images" / "folder.png").mkdir()
-    assert [s.stem for s in find_samples(root, classes, "softmax")] == ["s0"]
+    assert [s.stem for s in find_samples(root, classes, "multiclass")] == ["s0"]
 
 
 def test_suffixes_may_be_upper_case(make_folder, classes):
     root = make_folder([(5, 7)])
     (root / "images" / "s0.png").rename(root / "images" / "s0.PNG")
     (root / "masks" / "s0.png").rename(root / "masks" / "s0.PNG")
-    assert [s.stem for s in find_samples(root, classes, "softmax")] == ["s0"]
+    assert [s.stem for s in find_samples(root, classes, "multiclass")] == ["s0"]
 
 
 def test_all_that_does_not_pair_up_is_in_one_message(make_folder, classes):
@@ -155,7 +155,7 @@ def test_all_that_does_not_pair_up_is_in_one_message(make_folder, classes):
     (root / "images" / "s1.png").unlink()
     Image.new("RGB", (7, 5)).save(root / "images" / "s2.bmp")
     with pytest.raises(DataError) as caught:
-        find_samples(root, classes, "softmax")
+        find_samples(root, classes, "multiclass")
     message = str(caught.value)
     assert "3 faults" in message
     assert f"image {root / 'images' / 's0.png'} has no mask {root / 'masks' / 's0.png'}" in message
@@ -168,7 +168,7 @@ def test_a_long_list_of_faults_is_cut_and_counted(make_folder, classes):
     for i in range(12):
         (root / "masks" / f"s{i}.png").unlink()
     with pytest.raises(DataError) as caught:
-        find_samples(root, classes, "softmax")
+        find_samples(root, classes, "multiclass")
     message = str(caught.value)
     assert "12 faults" in message
     assert message.count("has no mask") == 10
@@ -180,39 +180,39 @@ def test_a_missing_or_empty_folder_is_named(make_folder, classes, folder):
     root = make_folder([(5, 7)])
     (root / folder / "s0.png").unlink()
     with pytest.raises(DataError, match=rf"{root / folder} holds no .*\.png"):
-        find_samples(root, classes, "softmax")
+        find_samples(root, classes, "multiclass")
     (root / folder).rmdir()
     with pytest.raises(DataError, match=f"{root / folder} cannot be read"):
-        find_samples(root, classes, "softmax")
+        find_samples(root, classes, "multiclass")
 
 
 def test_a_folder_that_is_no_class_is_named(make_folder, classes):
-    root = make_folder([(5, 7)], kind="sigmoid")
+    root = make_folder([(5, 7)], kind="multilabel")
     write = root / "masks" / "lakes"
     write.mkdir()
     with pytest.raises(DataError, match=f"folder {write} is not a class"):
-        find_samples(root, classes, "sigmoid")
+        find_samples(root, classes, "multilabel")
 
 
 def test_softmax_over_one_class_is_refused(make_folder):
     root = make_folder([(5, 7)])
     one = Classes(names=("lake",), colours=((0, 0, 0),))
     with pytest.raises(DataError, match=r"classes\.toml names 1 class"):
-        find_samples(root, one, "softmax")
+        find_samples(root, one, "multiclass")
 
 
 @pytest.mark.parametrize("name", ["a/b", "a\\b", ".."])
 def test_a_class_that_is_no_folder_name_is_refused_for_sigmoid(make_folder, name):
     root = make_folder([(5, 7)])
     with pytest.raises(DataError, match=r"cannot name a folder.*classes\.toml"):
-        find_samples(root, Classes(names=(name,), colours=((0, 0, 0),)), "sigmoid")
+        find_samples(root, Classes(names=(name,), colours=((0, 0, 0),)), "multilabel")
 
 
 def test_masks_of_another_size_are_found_by_their_headers(make_folder, classes):
     root = make_folder([(5, 7), (6, 6)])
     Image.new("L", (5, 7)).save(root / "masks" / "s0.png")
     with pytest.raises(DataError) as caught:
-        find_samples(root, classes, "softmax")
+        find_samples(root, classes, "multiclass")
     message = str(caught.value)
     assert f"mask {root / 'masks' / 's0.png'} is 7x5" in message
     assert f"image {root / 'images' / 's0.png'} is 5x7" in message
@@ -226,14 +226,14 @@ def test_masks_that_are_no_index_png_are_found_by_their_headers(make_folder, cla
     root = make_folder([(5, 7)])
     Image.new(mode, (7, 5)).save(root / "masks" / "s0.png")
     with pytest.raises(DataError, match=f"{root / 'masks' / 's0.png'} is a PNG of.*{says}"):
-        find_samples(root, classes, "softmax")
+        find_samples(root, classes, "multiclass")
 
 
 def test_a_mask_that_is_no_png_is_named(make_folder, classes):
     root = make_folder([(5, 7)])
     (root / "masks" / "s0.png").write_bytes(b"not a PNG at all, just some text")
     with pytest.raises(DataError, match=f"{root / 'masks' / 's0.png'} is not a PNG"):
-        find_samples(root, classes, "softmax")
+        find_samples(root, classes, "multiclass")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
@@ -246,7 +246,7 @@ def test_sizes_are_those_of_the_upright_image(make_folder, classes, suffix, orie
     exif[0x0112] = orientation
     image = Image.new("RGB", (size[1], size[0]))
     image.save(root / "images" / f"s0.{suffix}", exif=exif)
-    (sample,) = find_samples(root, classes, "softmax")
+    (sample,) = find_samples(root, classes, "multiclass")
     assert sample.size == Size(5, 7)
     assert decode_image(sample.image).shape == (5, 7, 3)
 
@@ -462,8 +462,8 @@ def test_masks_of_few_bits_keep_their_ids(make_folder, classes, depth, colour_ty
 
 
 def test_sigmoid_masks_are_stacked_in_class_order(make_folder, classes):
-    root = make_folder([(2, 3)], kind="sigmoid")
-    (sample,) = find_samples(root, classes, "sigmoid")
+    root = make_folder([(2, 3)], kind="multilabel")
+    (sample,) = find_samples(root, classes, "multilabel")
     for i, path in enumerate(sample.masks):
         Image.fromarray(np.full((2, 3), [0, 1, 255][i], np.uint8)).save(path)
     mask = decode_mask(sample, classes)
@@ -496,8 +496,8 @@ def test_many_wrong_ids_are_cut_and_counted(make_folder, classes):
 
 
 def test_a_class_id_is_no_value_of_a_sigmoid_mask(make_folder, classes):
-    root = make_folder([(2, 3)], kind="sigmoid")
-    (sample,) = find_samples(root, classes, "sigmoid")
+    root = make_folder([(2, 3)], kind="multilabel")
+    (sample,) = find_samples(root, classes, "multilabel")
     Image.new("L", (3, 2), 2).save(sample.masks[1])
     with pytest.raises(DataError, match=rf"{sample.masks[1]} holds .* 2 \(6 pixels\)"):
         decode_mask(sample, classes)

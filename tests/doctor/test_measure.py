@@ -25,6 +25,7 @@ from anysize.models.fcn import build_model
 from anysize.planning.canvases import Plan, write_plan
 from anysize.training import run as train_module
 from anysize.training.events import read_events
+from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
 
@@ -117,7 +118,8 @@ def test_a_finding_names_keys_that_are_there_and_hold(planned):
         section, name = key.split(".")
         assert hasattr(getattr(config, section), name)
     for key, value in [s for f in diagnose(m).verdict.findings for s in f.settings]:
-        load_config(path, [f"{key}={str(value).lower() if isinstance(value, bool) else value!r}"])
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        load_config(path, [f"{key}={text}"])
     assert m.settings["train.checkpoint_every"] == 1
     assert m.settings["plan.max_canvases"] == 2  # Those of the plan file.
     assert m.checkpoint_s > 0
@@ -171,19 +173,15 @@ def test_a_step_that_is_timed_gives_the_same_bits(planned):
         layout = padded_batch([Size(60, 60)], Canvas(1, 64, 64), model.geometry)
         pixels = torch.ones(1, 3, 64, 64)
         target = torch.zeros(1, 64, 64, dtype=torch.uint8)
-        loss = train_step(
-            model,
-            optimizer,
-            [Batch(pixels=pixels, target=target, layout=layout, stems=("a",), num_valid=3600)],
-            num_valid=3600,
+        batch = Batch(
+            pixels=pixels,
+            target=target,
+            layout=layout,
+            stems=("a",),
+            geometry=model.geometry,
             loss_at="full",
-            kind="softmax",
-            ignore_index=255,
-            class_weights=None,
-            device=torch.device("cpu"),
-            precision="float32",
-            **options,
         )
+        loss = train_step(model, CrossEntropy(), [batch], optimizer, **options).loss
         return loss, model.state_dict()
 
     loss, state = after()
@@ -281,7 +279,7 @@ def test_memory_that_runs_out_is_a_message(planned, monkeypatch):
     def full(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(measure_module, "train_step", full)
+    monkeypatch.setattr(train_module, "train_step", full)
     with pytest.raises(DoctorError, match="Memory ran out while measuring"):
         measured(planned / "run.toml")
 

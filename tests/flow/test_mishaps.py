@@ -24,7 +24,7 @@ from anysize.geometry import Canvas, Layout, NetGeometry, check_layout, place
 from anysize.models.fcn import FCN, build_model
 from anysize.planning.packing import Pass, Step
 from anysize.training import run as train_module
-from anysize.training import step as step_module
+from anysize.training.losses import CrossEntropy, SigmoidCrossEntropy
 from anysize.training.memory import PassLimit, Tally
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
@@ -44,20 +44,17 @@ class _NanGradient(torch.autograd.Function):
 
 def spoil(monkeypatch, how, stem):
     """Makes the loss or the gradient of every step with an image not finite."""
-    real_step, real_loss = train_module.train_step, step_module.loss_sum
+    real_step = train_module.train_step
     factor = {"nan": math.nan, "inf": math.inf, "gradient": 1.0}[how]
 
-    def step(model, optimizer, batches, **kwargs):
-        spoilt = any(stem in b.stems for b in batches)
-
-        def loss(*args, **options):
-            value = real_loss(*args, **options)
-            if not spoilt:
-                return value
+    class Spoilt(CrossEntropy):
+        def sum(self, logits, batch):
+            value = CrossEntropy.sum(self, logits, batch)
             return _NanGradient.apply(value) if how == "gradient" else value * factor
 
-        monkeypatch.setattr(step_module, "loss_sum", loss)
-        return real_step(model, optimizer, batches, **kwargs)
+    def step(net, loss, batches, *args, **kwargs):
+        loss = Spoilt() if any(stem in b.stems for b in batches) else loss
+        return real_step(net, loss, batches, *args, **kwargs)
 
     monkeypatch.setattr(train_module, "train_step", step)
 
@@ -127,7 +124,7 @@ def test_a_run_with_skipped_steps_resumes_bit_for_bit(workspace, monkeypatch):
 def test_bad_steps_in_a_row_stop_the_run_and_their_images_are_saved(workspace, monkeypatch):
     whole = run(workspace, "train.run=whole")
     with monkeypatch.context() as patch:
-        patch.setattr(step_module, "loss_sum", lambda *a, **k: torch.tensor(math.nan) * a[1].sum())
+        patch.setattr(CrossEntropy, "sum", lambda self, logits, batch: logits.sum() * math.nan)
         with pytest.raises(DataError, match=r"3 steps in a row, up to step 3.*bad-steps\.json"):
             run(workspace, "train.max_bad_steps=3")
     bad = json.loads((workspace / "run/bad-steps.json").read_text())
@@ -139,7 +136,7 @@ def test_bad_steps_in_a_row_stop_the_run_and_their_images_are_saved(workspace, m
     # The images are what they were: a run that goes on takes the next step, and one that is still
     # bad stops at once.
     with monkeypatch.context() as patch:
-        patch.setattr(step_module, "loss_sum", lambda *a, **k: torch.tensor(math.nan) * a[1].sum())
+        patch.setattr(CrossEntropy, "sum", lambda self, logits, batch: logits.sum() * math.nan)
         with pytest.raises(DataError, match="4 steps in a row"):
             run(workspace, "train.max_bad_steps=3", resume=True)
     run(workspace, resume=True)
@@ -147,7 +144,7 @@ def test_bad_steps_in_a_row_stop_the_run_and_their_images_are_saved(workspace, m
         assert_same_results(whole, workspace / "run")
 
 
-def crowded_step(workspace, kind="softmax"):
+def crowded_step(workspace, kind="multiclass"):
     """Four images in two slots of a canvas: two side by side, one above another one."""
     root = workspace / "data"
     classes = read_classes(root / "classes.toml")
@@ -191,25 +188,14 @@ def parameters_after(loaded, batches, loss_at, *, norm="frozen", limit=None):
     config = ModelConfig(units=(1, 1, 1, 1), base_depth=4, loss_at=loss_at, norm=norm)
     model = build_model(config, 3, generator=torch.Generator().manual_seed(0)).double().train()
     optimizer = build_optimizer(model, OptimConfig(lr=1e-3, momentum=0.0))
-    loss = train_step(
-        model,
-        optimizer,
-        doubled(batches),
-        num_valid=loaded.num_valid,
-        loss_at=loss_at,
-        kind="softmax",
-        ignore_index=255,
-        class_weights=None,
-        device=torch.device("cpu"),
-        precision="float32",
-        pass_limit=limit,
-    )
+    batches = doubled(batches)
+    loss = train_step(model, CrossEntropy(), batches, optimizer, pass_limit=limit).loss
     state = torch.cat([t.detach().flatten() for t in model.state_dict().values()])
     return state, loss
 
 
-def pass_limit(loss_at="grid"):
-    return PassLimit(tally=Tally(), geometry=GEOMETRY, loss_at=loss_at, ignore_index=255)
+def pass_limit():
+    return PassLimit(tally=Tally(), ignore_index=255)
 
 
 @contextlib.contextmanager
@@ -254,7 +240,7 @@ def test_a_split_step_is_the_same_step(workspace, monkeypatch, error, loss_at, p
     samples, classes, step = crowded_step(workspace)
     loaded = loaded_step(samples, classes, step, loss_at)
     whole, whole_loss = parameters_after(loaded, loaded.batches, loss_at)
-    limit = pass_limit(loss_at)
+    limit = pass_limit()
     with memory_for(monkeypatch, pixels, ERRORS[error]) as tried:
         split, loss = parameters_after(loaded, loaded.batches, loss_at, limit=limit)
     assert limit.tally.max_pass_pixels <= pixels
@@ -268,14 +254,9 @@ def test_a_split_step_is_the_same_step(workspace, monkeypatch, error, loss_at, p
 def test_what_was_added_before_memory_ran_out_does_not_count_twice(workspace, monkeypatch):
     samples, classes, step = crowded_step(workspace)
     loaded = loaded_step(samples, classes, step, "grid")
-    parts = split_to_fit(
-        loaded.batches, 50_000, geometry=GEOMETRY, loss_at="grid", ignore_index=255
-    )
+    parts = split_to_fit(loaded.batches, 50_000, 255)
     assert len(parts) == 2
-    in_turn = [
-        parts[0],
-        *split_to_fit([parts[1]], 1, geometry=GEOMETRY, loss_at="grid", ignore_index=255),
-    ]
+    in_turn = [parts[0], *split_to_fit([parts[1]], 1, 255)]
     for norm in ("frozen", "trained"):
         expected, _ = parameters_after(loaded, in_turn, "grid", norm=norm)
         calls = []
@@ -458,9 +439,8 @@ def test_a_step_without_the_broken_image_is_the_step_of_the_others(workspace, lo
     spoil_file(workspace, samples[1].stem)
     got = loaded_step(samples, classes, step, loss_at, skip_broken=True)
     assert list(got.broken) == [samples[1].stem]
-    assert got.num_valid == expected.num_valid
     (a,), (b,) = got.batches, expected.batches
-    assert (a.layout, a.stems, a.num_valid) == (b.layout, b.stems, b.num_valid)
+    assert (a.layout, a.stems) == (b.layout, b.stems)
     assert torch.equal(a.pixels, b.pixels)
     assert torch.equal(a.target, b.target)
 
@@ -493,11 +473,12 @@ def test_masks_of_several_classes_are_split_too(workspace):
                 root / "masks" / name / path.name
             )
         path.unlink()
-    samples, classes, step = crowded_step(workspace, "sigmoid")
+    samples, classes, step = crowded_step(workspace, "multilabel")
     loaded = loaded_step(samples, classes, step, "grid")
-    parts = split_to_fit(loaded.batches, 1, geometry=GEOMETRY, loss_at="grid", ignore_index=255)
+    parts = split_to_fit(loaded.batches, 1, 255)
     assert [p.stems for p in parts] == [(s.stem,) for s in samples]
-    assert sum(p.num_valid for p in parts) == loaded.num_valid
+    count = SigmoidCrossEntropy().count
+    assert sum(map(count, parts)) == sum(map(count, loaded.batches)) > 0
     for part, sample in zip(parts, samples, strict=True):
         check_layout(part.layout, GEOMETRY)
         alone = Pass(part.layout, (0,))

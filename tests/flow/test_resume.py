@@ -287,7 +287,7 @@ def test_a_log_with_a_line_that_is_no_event_is_named(workspace):
         b"7",
         b'{"event": "train"}',
         b'{"event": "train", "step": 3}',
-        b'{"event": "evaluate", "step": 3, "kind": "softmax", "iou": {"a": "x"}, "miou": 1}',
+        b'{"event": "evaluate", "step": 3, "kind": "multiclass", "iou": {"a": "x"}, "miou": 1}',
         b'{"event": 1, "step": "x"}',
         b"[" * 9000,
     ):

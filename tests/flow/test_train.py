@@ -22,6 +22,7 @@ from anysize.planning.canvases import plan_canvases
 from anysize.planning.packing import pack
 from anysize.training import run as train_module
 from anysize.training.events import read_events
+from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
 from anysize.training.run import train
 from anysize.training.step import train_step
@@ -130,7 +131,7 @@ def stepped(workspace, budget):
     """Parameters after one real step on four images, in float64, and the number of canvases."""
     root = workspace / "data"
     classes = read_classes(root / "classes.toml")
-    samples = find_samples(root, classes, "softmax")[::4]
+    samples = find_samples(root, classes, "multiclass")[::4]
     plan = plan_canvases(
         [s.size for s in samples],
         geometry=NetGeometry(16),
@@ -154,18 +155,7 @@ def stepped(workspace, budget):
     model = build_model(config, 3, generator=torch.Generator().manual_seed(0)).double().train()
     optimizer = build_optimizer(model, OptimConfig(lr=1e-4, momentum=0.0))
     batches = [dataclasses.replace(b, pixels=b.pixels.double()) for b in loaded.batches]
-    loss = train_step(
-        model,
-        optimizer,
-        batches,
-        num_valid=loaded.num_valid,
-        loss_at="full",
-        kind="softmax",
-        ignore_index=255,
-        class_weights=None,
-        device=torch.device("cpu"),
-        precision="float32",
-    )
+    loss = train_step(model, CrossEntropy(), batches, optimizer).loss
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
     return parameters, float(loss), len(batches)
 

@@ -33,7 +33,7 @@ TINY = [(1, 1), (1, 7), (2, 2), (3, 5), (4, 1)]
 EVERY_CLASS = [(33 + i, 70 + j) for i, j in itertools.product(range(4), range(4))]
 
 
-def random_weights(kind="softmax", pixels=PixelConvention(), **settings):  # noqa: B008
+def random_weights(kind="multiclass", pixels=PixelConvention(), **settings):  # noqa: B008
     """A net in which every tensor, moving statistics too, is random, and no label is constant."""
     config = ModelConfig(**{"units": (1, 2, 2, 2), "base_depth": 4, **settings})
     generator = torch.Generator().manual_seed(7)
@@ -202,7 +202,7 @@ def test_labels_of_softmax():
 
 
 def test_labels_of_sigmoid():
-    weights = random_weights("sigmoid")
+    weights = random_weights("multilabel")
     with torch.no_grad():
         image = noise(45, 62)
         raw = predict_logits(weights.model, image, weights.pixels)
@@ -220,12 +220,12 @@ def test_labels_of_sigmoid():
     assert (labels == np.where(none, NO_CLASS, logits.argmax(0))).all()
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
 def test_labels_are_compared_where_they_are_certain(tmp_path, kind):
     weights = random_weights(kind)
     check = export_onnx.export(weights, tmp_path / "m.onnx", output="labels")
     assert check.num_differing == 0
-    num_maps = 1 if kind == "softmax" else 4
+    num_maps = 1 if kind == "multiclass" else 4
     all_pixels = num_maps * sum(size.pixels for size in check.sizes)
     assert 0.98 * all_pixels < check.num_pixels <= all_pixels
     said = export_onnx.describe(check)
@@ -233,14 +233,14 @@ def test_labels_are_compared_where_they_are_certain(tmp_path, kind):
 
 
 def test_metadata_say_what_is_needed_to_use_the_file(tmp_path):
-    weights = random_weights("sigmoid", pixels=BGR, pool_padding="caffe", output_stride=8)
+    weights = random_weights("multilabel", pixels=BGR, pool_padding="caffe", output_stride=8)
     path = tmp_path / "m.onnx"
     export_onnx.export(weights, path, output="labels", source="Caffe ResNet-50")
     proto = onnx.load(path)
     assert {p.key: p.value for p in proto.metadata_props} == {
         "format": "anysize-onnx-1",
         "output": "labels",
-        "kind": "sigmoid",
+        "kind": "multilabel",
         "classes": json.dumps(dataclasses.asdict(CLASSES)),
         "geometry": json.dumps({"output_stride": 8, "pool_padding": "caffe"}),
         "pixels": json.dumps(dataclasses.asdict(BGR)),

@@ -30,7 +30,7 @@ from anysize.predict.files import label_files, predict_files, predict_image
 CLASSES = Classes(names=("sea", "land", "lake"), colours=((10, 20, 30), (200, 0, 0), (0, 180, 90)))
 
 
-def tiny_weights(kind="softmax", **settings):
+def tiny_weights(kind="multiclass", **settings):
     config = ModelConfig(units=(1, 1, 1, 1), base_depth=8, **settings)
     model = build_model(config, 3, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -57,7 +57,7 @@ def path(tmp_path):
     return exported(tmp_path, tiny_weights())
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
 @pytest.mark.parametrize(("height", "width"), [(3, 5), (64, 39), (301, 243)])
 def test_prediction_is_that_of_the_net_whole_and_in_tiles(tmp_path, kind, height, width):
     weights = tiny_weights(kind, output_stride=8)
@@ -79,7 +79,7 @@ def test_prediction_is_that_of_the_net_whole_and_in_tiles(tmp_path, kind, height
     assert theirs.labels.dtype == np.uint8
     assert (theirs.labels != ours.labels).mean() < 1e-4
     assert len(np.unique(ours.labels)) > (1 if height > 30 else 0)
-    if kind == "softmax":
+    if kind == "multiclass":
         assert theirs.present is None
     else:
         assert (theirs.present != ours.present).mean() < 1e-4
@@ -88,7 +88,7 @@ def test_prediction_is_that_of_the_net_whole_and_in_tiles(tmp_path, kind, height
     assert off > 2e-2, "control: another image must show"
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
 def test_files_are_those_of_the_net(tmp_path, kind):
     weights = tiny_weights(kind)
     labeller = onnx_file.open_onnx(exported(tmp_path, weights))
@@ -101,7 +101,7 @@ def test_files_are_those_of_the_net(tmp_path, kind):
     list(predict_files(weights, [tmp_path / "in"], ours, max_pixels=30_000))
     names = sorted(p.relative_to(ours) for p in ours.rglob("*.png"))
     assert names == sorted(p.relative_to(theirs) for p in theirs.rglob("*.png"))
-    assert len(names) == (6 if kind == "softmax" else 12)
+    assert len(names) == (6 if kind == "multiclass" else 12)
     for name in names:
         with Image.open(ours / name) as a, Image.open(theirs / name) as b:
             assert a.mode == b.mode
@@ -109,7 +109,7 @@ def test_files_are_those_of_the_net(tmp_path, kind):
             assert (np.asarray(a) != np.asarray(b)).mean() < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
 def test_a_file_that_gives_labels_labels_what_needs_no_tiles(tmp_path, kind):
     weights = tiny_weights(kind)
     labeller = onnx_file.open_onnx(exported(tmp_path, weights, "labels"))
@@ -118,8 +118,8 @@ def test_a_file_that_gives_labels_labels_what_needs_no_tiles(tmp_path, kind):
     limits = {"max_pixels": 64 * 39, "keep_probabilities": False}
     theirs = labeller.predict(image, **limits)
     assert (theirs.labels != ours.labels).mean() < 1e-3
-    assert (theirs.present is None) == (kind == "softmax")
-    if kind == "sigmoid":
+    assert (theirs.present is None) == (kind == "multiclass")
+    if kind == "multilabel":
         assert (theirs.present != ours.present).mean() < 1e-3
     with pytest.raises(ShapeError, match=r"64x40 has more than 2496 pixels.*--output logits"):
         labeller.predict(image_of(64, 40), **limits)
@@ -226,7 +226,7 @@ LOUD = json.dumps({"names": ["a"], "colours": [[1, 2, 256]]})
     [
         (no_metadata, "of format None, not 'anysize-onnx-1'"),
         (set_metadata(format="anysize-onnx-9"), "of format 'anysize-onnx-9'"),
-        (set_metadata(kind="hinge"), "metadata .* does not hold: 'hinge' is none of softmax"),
+        (set_metadata(kind="hinge"), "metadata .* does not hold: 'hinge' is none of multiclass"),
         (set_metadata(output="probabilities"), "'probabilities' is none of logits, labels"),
         (set_metadata(pixels="{"), "metadata .* does not hold"),
         (set_metadata(pixels="[" * 100_000), "metadata .* does not hold"),

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from tests.parity.reference import Reference, full_resolution
 
 from anysize.config import ModelConfig
+from anysize.data.batch import Batch
 from anysize.errors import ShapeError
 from anysize.geometry import (
     Canvas,
@@ -24,10 +25,11 @@ from anysize.geometry import (
 )
 from anysize.models import ops, resnet_v1
 from anysize.models.fcn import build_model, upsample
-from anysize.training.losses import loss_sum
+from anysize.training.losses import CrossEntropy, SigmoidCrossEntropy
 
 NUM_CLASSES = 3
 IGNORE = 255
+LOSSES = {"multiclass": CrossEntropy(), "multilabel": SigmoidCrossEntropy()}
 UNITS = (2, 2, 2, 2)
 # All 16 classes of (H mod 4, W mod 4), and tiny sizes.
 SIZES = [Size(29 + i, 38 + j) for i in range(4) for j in range(4)] + [Size(1, 1), Size(3, 200)]
@@ -55,8 +57,8 @@ def draw_images(sizes, kind, dtype=torch.float64):
     images = [torch.randn(1, 3, *s, generator=generator, dtype=torch.float64) for s in sizes]
     masks = []
     for s in sizes:
-        shape = (NUM_CLASSES, *s) if kind == "sigmoid" else tuple(s)
-        top = 2 if kind == "sigmoid" else NUM_CLASSES
+        shape = (NUM_CLASSES, *s) if kind == "multilabel" else tuple(s)
+        top = 2 if kind == "multilabel" else NUM_CLASSES
         mask = torch.randint(0, top, shape, generator=generator)
         mask[torch.rand(shape, generator=generator) < 0.1] = IGNORE
         masks.append(mask)
@@ -77,7 +79,7 @@ def reference_loss(logits, masks, kind, loss_at, geometry):
             y = mask[..., rows, :][..., columns]
             x = x[:, :, : len(rows), : len(columns)]
         keep = y != IGNORE
-        if kind == "softmax":
+        if kind == "multiclass":
             logp = torch.log_softmax(x[0], 0).permute(1, 2, 0)
             total = total - logp[keep].gather(1, y[keep][:, None]).sum()
         else:
@@ -134,7 +136,7 @@ def mosaic(sizes, geometry, gap_cells):
 def put_on_canvas(layout, geometry, images, masks, kind, loss_at):
     pixels = images[0].new_zeros(layout.canvas.slots, 3, *layout.canvas[1:])
     labels = target_canvas(layout.canvas, geometry, loss_at)
-    shape = (labels.slots, NUM_CLASSES) if kind == "sigmoid" else (labels.slots,)
+    shape = (labels.slots, NUM_CLASSES) if kind == "multilabel" else (labels.slots,)
     target = torch.full((*shape, *labels[1:]), IGNORE, dtype=torch.int64)
     for p, image, mask in zip(layout.placements, images, masks, strict=True):
         pixels[p.slot, :, p.top : p.top + p.height, p.left : p.left + p.width] = image[0]
@@ -165,7 +167,15 @@ def run_on_canvases(model, layouts, images, masks, kind, loss_at):
             logits[i] = out[r.slot : r.slot + 1, :, rows, columns].detach()
         if loss_at == "full":
             out = upsample(out, layout, geometry)
-        part = loss_sum(kind, out, target, ignore_index=IGNORE) / count
+        batch = Batch(
+            pixels=pixels,
+            target=target,
+            layout=layout,
+            stems=(),
+            geometry=geometry,
+            loss_at=loss_at,
+        )
+        part = LOSSES[kind].sum(out, batch) / count
         part.backward()
         loss += float(part.detach())
     return logits, loss, {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -209,7 +219,7 @@ def prove(output_stride, layout, norm, kind, loss_at, dtype=torch.float64, sizes
     return errors(ours, run_alone(model, images, masks, kind, loss_at, trained=norm == "trained"))
 
 
-CASES = [(kind, loss_at) for kind in ("softmax", "sigmoid") for loss_at in ("grid", "full")]
+CASES = [(kind, loss_at) for kind in ("multiclass", "multilabel") for loss_at in ("grid", "full")]
 
 
 @pytest.mark.parametrize("output_stride", [8, 16, 32])
@@ -244,13 +254,13 @@ def test_float32_is_close(output_stride, layout, norm):
     of a ReLU, the reference itself is 1e-2 off.
     """
     sizes = SIZES[::5] + SIZES[-1:] if layout != "single" else [Size(125, 158)]
-    images, masks = draw_images(sizes, "softmax")
+    images, masks = draw_images(sizes, "multiclass")
     exact = build(output_stride, norm=norm, loss_at="full")
-    theirs = run_alone(exact, images, masks, "softmax", "full", trained=norm == "trained")
+    theirs = run_alone(exact, images, masks, "multiclass", "full", trained=norm == "trained")
     model = build(output_stride, norm=norm, loss_at="full", dtype=torch.float32)
     layouts = list(layouts_of(layout, sizes, model.geometry))
     images = [i.float() for i in images]
-    ours = run_on_canvases(model, layouts, images, masks, "softmax", "full")
+    ours = run_on_canvases(model, layouts, images, masks, "multiclass", "full")
     outputs, loss, _ = errors(ours, theirs)
     difference = torch.cat([(ours[2][n] - g).flatten() for n, g in theirs[2].items()])
     gradient = torch.cat([g.flatten() for g in theirs[2].values()])
@@ -279,13 +289,13 @@ def test_rules_of_the_other_systems_are_exact(output_stride, system, rules, loss
     # Caffe's pooling leaves nothing of an image below three pixels.
     sizes = [s for s in SIZES if min(s) >= 3]
     model = build(output_stride, loss_at=loss_at, **rules)
-    images, masks = draw_images(sizes, "softmax")
-    theirs = run_alone(model, images, masks, "softmax", loss_at, system=system)
+    images, masks = draw_images(sizes, "multiclass")
+    theirs = run_alone(model, images, masks, "multiclass", loss_at, system=system)
     for layout in ("single", "batch", "mosaic"):
         layouts = list(layouts_of(layout, sizes, model.geometry))
-        ours = run_on_canvases(model, layouts, images, masks, "softmax", loss_at)
+        ours = run_on_canvases(model, layouts, images, masks, "multiclass", loss_at)
         assert max(errors(ours, theirs)) < 1e-12
-    wrong = run_alone(model, images, masks, "softmax", loss_at, system="slim")
+    wrong = run_alone(model, images, masks, "multiclass", loss_at, system="slim")
     same_shapes = all(a.shape == b.shape for a, b in zip(ours[0], wrong[0], strict=True))
     assert not same_shapes or max(errors(ours, wrong)) > 1e-4
 
@@ -296,13 +306,13 @@ def test_neighbours_do_not_change_a_bit(output_stride, dtype):
     """The same kernels run with and without neighbours, so nothing at all may differ."""
     model = build(output_stride, dtype=dtype)
     geometry = model.geometry
-    images, masks = draw_images(SIZES, "softmax", dtype)
+    images, masks = draw_images(SIZES, "multiclass", dtype)
     layout = mosaic(SIZES, geometry, geometry.gutter_cells)
-    pixels, _ = put_on_canvas(layout, geometry, images, masks, "softmax", "grid")
+    pixels, _ = put_on_canvas(layout, geometry, images, masks, "multiclass", "grid")
     together = model(pixels, layout)
     for image, mask, p in zip(images, masks, layout.placements, strict=True):
         one = Layout(layout.canvas, (p,))
-        pixels, _ = put_on_canvas(one, geometry, [image], [mask], "softmax", "grid")
+        pixels, _ = put_on_canvas(one, geometry, [image], [mask], "multiclass", "grid")
         alone = model(pixels, one)
         r = coarse_rect(p, geometry)
         own = (
@@ -315,12 +325,12 @@ def test_neighbours_do_not_change_a_bit(output_stride, dtype):
 
 
 def test_activation_checkpointing_changes_nothing():
-    images, masks = draw_images(SIZES, "softmax")
+    images, masks = draw_images(SIZES, "multiclass")
     found = []
     for switch in (False, True):
         model = build(16, norm="trained", activation_checkpointing=switch)
         layouts = list(layouts_of("mosaic", SIZES, model.geometry))
-        run = run_on_canvases(model, layouts, images, masks, "softmax", "grid")
+        run = run_on_canvases(model, layouts, images, masks, "multiclass", "grid")
         ops.update_moving_statistics(model)
         found.append((run, model.state_dict()))
     (plain, plain_state), (recomputed, recomputed_state) = found
@@ -333,10 +343,10 @@ def test_activation_checkpointing_changes_nothing():
 
 def test_moving_statistics_are_those_of_the_valid_pixels():
     model = build(16, norm="trained")
-    images, masks = draw_images(SIZES, "softmax")
+    images, masks = draw_images(SIZES, "multiclass")
     before = model.body.conv1.moving_variance.clone()
     layouts = list(layouts_of("mosaic", SIZES, model.geometry))
-    run_on_canvases(model, layouts, images, masks, "softmax", "grid")
+    run_on_canvases(model, layouts, images, masks, "multiclass", "grid")
     ops.update_moving_statistics(model)
     outputs = [
         F.conv2d(F.pad(x, (3, 3, 3, 3)), model.body.conv1.weights, stride=2).flatten(2)
@@ -352,9 +362,9 @@ def test_moving_statistics_are_those_of_the_valid_pixels():
 
 def broken(output_stride, layouts, *, norm="frozen", loss_at="grid"):
     model = build(output_stride, norm=norm, loss_at=loss_at)
-    images, masks = draw_images(SIZES, "softmax")
-    ours = run_on_canvases(model, layouts, images, masks, "softmax", loss_at)
-    theirs = run_alone(model, images, masks, "softmax", loss_at, trained=norm == "trained")
+    images, masks = draw_images(SIZES, "multiclass")
+    ours = run_on_canvases(model, layouts, images, masks, "multiclass", loss_at)
+    theirs = run_alone(model, images, masks, "multiclass", loss_at, trained=norm == "trained")
     return errors(ours, theirs)
 
 
@@ -423,8 +433,8 @@ def test_control_upsampling_that_reads_the_canvas(monkeypatch):
     geometry = NetGeometry(16)
     layouts = [(mosaic(SIZES, geometry, 2), list(range(len(SIZES))))]
     model = build(16)
-    images, masks = draw_images(SIZES, "softmax")
-    pixels, _ = put_on_canvas(layouts[0][0], geometry, images, masks, "softmax", "full")
+    images, masks = draw_images(SIZES, "multiclass")
+    pixels, _ = put_on_canvas(layouts[0][0], geometry, images, masks, "multiclass", "full")
     with torch.no_grad():
         monkeypatch.undo()
         logits = model(pixels, layouts[0][0])
@@ -439,10 +449,10 @@ def test_control_upsampling_that_reads_the_canvas(monkeypatch):
 
 def test_control_a_mean_of_means():
     model = build(16)
-    images, masks = draw_images([Size(9, 9), Size(120, 121)], "softmax")
-    logits, loss, _ = run_alone(model, images, masks, "softmax", "grid")
+    images, masks = draw_images([Size(9, 9), Size(120, 121)], "multiclass")
+    logits, loss, _ = run_alone(model, images, masks, "multiclass", "grid")
     means = [
-        float(reference_loss([x], [m], "softmax", "grid", model.geometry))
+        float(reference_loss([x], [m], "multiclass", "grid", model.geometry))
         for x, m in zip(logits, masks, strict=True)
     ]
     assert abs(sum(means) / len(means) - loss) / loss > 1e-2

@@ -59,7 +59,7 @@ def smooth(rng, channels, height, width):
 def labels_of(rng, kind, height, width):
     scores = smooth(rng, 3, height, width)
     ignored = smooth(rng, 1, height, width)[0] > 170
-    if kind == "softmax":
+    if kind == "multiclass":
         return [np.where(ignored, 255, scores.argmax(0)).astype(np.uint8)]
     return [np.where(ignored, 255, plane > 128).astype(np.uint8) for plane in scores]
 
@@ -85,13 +85,13 @@ def one_by_one(model, samples, kind):
     for sample in samples:
         logits = predict_logits(model, decode_image(sample.image), PIXELS).numpy()
         target = decode_mask(sample, CLASSES)
-        if kind == "softmax":
+        if kind == "multiclass":
             metrics.add_labels(confusion, target, logits.argmax(0), ignore_index=255)
         else:
             metrics.add_scores(histograms, target, logits, ignore_index=255)
-    if kind == "softmax":
-        return metrics.softmax_metrics(confusion, CLASSES.names)
-    return metrics.sigmoid_metrics(histograms, CLASSES.names)
+    if kind == "multiclass":
+        return metrics.multiclass_metrics(confusion, CLASSES.names)
+    return metrics.multilabel_metrics(histograms, CLASSES.names)
 
 
 def run(model, samples, kind, **arguments):
@@ -112,7 +112,7 @@ def differences(result, expected):
     return abs(result - expected)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
 @pytest.mark.parametrize("norm", ["frozen", "trained"])
 def test_packed_evaluation_equals_that_of_each_image_alone(tmp_path, kind, norm):
     model, samples = tiny_model(norm), make_samples(tmp_path, kind)
@@ -124,7 +124,7 @@ def test_packed_evaluation_equals_that_of_each_image_alone(tmp_path, kind, norm)
 
 def test_without_exact_placement_the_result_differs(tmp_path, monkeypatch):
     """The control of the test above: the net is told that images fill their slots."""
-    model, samples = tiny_model(), make_samples(tmp_path, "softmax")[:5]
+    model, samples = tiny_model(), make_samples(tmp_path, "multiclass")[:5]
     forward = type(model.body).forward
 
     def without_masks(body, pixels, layout):
@@ -140,15 +140,15 @@ def test_without_exact_placement_the_result_differs(tmp_path, monkeypatch):
         ]
         return forward(body, pixels, Layout(layout.canvas, tuple(slots)))
 
-    expected = one_by_one(model, samples, "softmax")
+    expected = one_by_one(model, samples, "multiclass")
     monkeypatch.setattr(type(model.body), "forward", without_masks)
-    result = run(model, samples, "softmax", plan=plan_of(Canvas(3, 160, 160)))
+    result = run(model, samples, "multiclass", plan=plan_of(Canvas(3, 160, 160)))
     assert differences(result, expected) > 1e-3
 
 
 def test_counts_leave_out_ignored_pixels(tmp_path):
-    samples = make_samples(tmp_path, "softmax")
-    result = run(tiny_model(), samples, "softmax")
+    samples = make_samples(tmp_path, "multiclass")
+    result = run(tiny_model(), samples, "multiclass")
     valid = sum(int((decode_mask(sample, CLASSES) != 255).sum()) for sample in samples)
     assert 0 < valid < sum(h * w for h, w in SIZES)
     assert result["num_pixels"] == valid
@@ -164,11 +164,11 @@ def test_images_that_fit_on_no_canvas_run_alone():
 
 
 def test_mode_is_restored_and_progress_told(tmp_path):
-    model, samples = tiny_model("trained"), make_samples(tmp_path, "softmax")
+    model, samples = tiny_model("trained"), make_samples(tmp_path, "multiclass")
     model.train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     told = []
-    run(model, samples, "softmax", progress=lambda done, total: told.append((done, total)))
+    run(model, samples, "multiclass", progress=lambda done, total: told.append((done, total)))
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert told[-1] == (len(SIZES), len(SIZES))
@@ -176,16 +176,16 @@ def test_mode_is_restored_and_progress_told(tmp_path):
 
 
 def test_bf16_is_near_float32(tmp_path):
-    model, samples = tiny_model(), make_samples(tmp_path, "sigmoid")
-    exact = run(model, samples, "sigmoid")
-    rounded = run(model, samples, "sigmoid", precision="bf16")
+    model, samples = tiny_model(), make_samples(tmp_path, "multilabel")
+    exact = run(model, samples, "multilabel")
+    rounded = run(model, samples, "multilabel", precision="bf16")
     assert rounded != exact
     assert rounded["map"] == pytest.approx(exact["map"], abs=0.02)
 
 
 def test_no_sample_is_an_error():
     with pytest.raises(DataError, match="no image to evaluate on"):
-        run(tiny_model(), [], "softmax")
+        run(tiny_model(), [], "multiclass")
 
 
 def test_a_plan_for_another_net_is_an_error(tmp_path):
@@ -196,7 +196,7 @@ def test_a_plan_for_another_net_is_an_error(tmp_path):
         canvases=(Canvas(1, 160, 160),),
     )
     with pytest.raises(ConfigError, match=r"output_stride=8.*but the net has.*output_stride=16"):
-        run(tiny_model(), make_samples(tmp_path, "softmax"), "softmax", plan=plan)
+        run(tiny_model(), make_samples(tmp_path, "multiclass"), "multiclass", plan=plan)
 
 
 def make_run(tmp_path, model):
@@ -211,7 +211,7 @@ def make_run(tmp_path, model):
             masks=(sample.masks[0].rename(root / "masks" / f"{sample.stem}.png"),),
             size=sample.size,
         )
-        for sample in make_samples(tmp_path, "softmax")
+        for sample in make_samples(tmp_path, "multiclass")
     ]
     (root / "classes.toml").write_text(
         "".join(
@@ -223,7 +223,7 @@ def make_run(tmp_path, model):
     (folder / "run.toml").write_text(to_toml(config))
     write_plan(plan_of(), folder / "plan.json", sizes=[sample.size for sample in samples])
     weights = Weights(
-        model=model, config=ModelConfig(), classes=CLASSES, kind="softmax", pixels=PIXELS
+        model=model, config=ModelConfig(), classes=CLASSES, kind="multiclass", pixels=PIXELS
     )
     _, held_out = split_samples(samples, config.data, root, seed=3)
     return folder, weights, held_out
@@ -234,7 +234,7 @@ def test_a_run_is_evaluated_on_what_it_held_out_wherever_the_data_are(tmp_path):
     folder, weights, held_out = make_run(tmp_path, model)
     result = evaluate_run(folder, weights)
     assert result["num_images"] == len(held_out) == len(SIZES) // 2
-    assert differences(result, one_by_one(model, held_out, "softmax")) < 2e-4
+    assert differences(result, one_by_one(model, held_out, "multiclass")) < 2e-4
     (tmp_path / "data").rename(tmp_path / "moved")
     assert evaluate_run(folder, weights, data=tmp_path / "moved") == result
 
@@ -250,10 +250,10 @@ def test_a_run_with_other_classes_or_no_run_is_an_error(tmp_path):
 
 
 def test_a_damaged_mask_is_named(tmp_path):
-    samples = make_samples(tmp_path, "softmax")
+    samples = make_samples(tmp_path, "multiclass")
     samples[3].masks[0].write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"image3-mask0\.png"):
-        run(tiny_model(), samples, "softmax")
+        run(tiny_model(), samples, "multiclass")
 
 
 def test_weights_that_diverged_are_an_error_and_not_a_score(tmp_path):
@@ -261,12 +261,12 @@ def test_weights_that_diverged_are_an_error_and_not_a_score(tmp_path):
     with torch.no_grad():
         model.head.biases.fill_(float("nan"))
     with pytest.raises(WeightsError, match="not finite"):
-        run(model, make_samples(tmp_path, "softmax"), "softmax")
+        run(model, make_samples(tmp_path, "multiclass"), "multiclass")
 
 
 def test_table_of_softmax():
     confusion = metrics.Confusion(np.array([[6, 2, 0], [1, 3, 0], [0, 0, 0]]), num_images=1200)
-    table = format_table(metrics.softmax_metrics(confusion, ["sea", "land", "never"]))
+    table = format_table(metrics.multiclass_metrics(confusion, ["sea", "land", "never"]))
     assert table.splitlines() == [
         "class     IoU      F1",
         "sea      66.7    80.0",
@@ -279,7 +279,7 @@ def test_table_of_softmax():
 
 def test_table_of_sigmoid():
     result = {
-        "kind": "sigmoid",
+        "kind": "multilabel",
         "average_precision": {"arm": 0.5, "leg": None},
         "average_precision_error": {"arm": 0.001, "leg": None},
         "map": 0.5,

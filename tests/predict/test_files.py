@@ -27,7 +27,7 @@ def tiny_model(**settings):
     return model, config
 
 
-def tiny_weights(kind="softmax"):
+def tiny_weights(kind="multiclass"):
     model, config = tiny_model()
     return Weights(model=model, config=config, classes=CLASSES, pixels=PixelConvention(), kind=kind)
 
@@ -96,8 +96,8 @@ def test_probabilities_of_both_kinds():
     model, _ = tiny_model()
     image = image_of(20, 33)
     logits = predict.predict_logits(model, image, PixelConvention())
-    softmax = predict.predict_probabilities(model, image, PixelConvention(), kind="softmax")
-    sigmoid = predict.predict_probabilities(model, image, PixelConvention(), kind="sigmoid")
+    softmax = predict.predict_probabilities(model, image, PixelConvention(), kind="multiclass")
+    sigmoid = predict.predict_probabilities(model, image, PixelConvention(), kind="multilabel")
     torch.testing.assert_close(softmax, logits.exp() / logits.exp().sum(0))
     torch.testing.assert_close(sigmoid, 1 / (1 + (-logits).exp()))
 
@@ -106,12 +106,12 @@ def test_labels_are_the_most_probable_class():
     model, _ = tiny_model()
     image = image_of(50, 70)
     logits = predict.predict_logits(model, image, PixelConvention()).numpy()
-    softmax = predict.predict_image(model, image, PixelConvention(), kind="softmax")
+    softmax = predict.predict_image(model, image, PixelConvention(), kind="multiclass")
     assert softmax.num_tiles == 1
     assert softmax.labels.dtype == np.uint8
     assert (softmax.labels == logits.argmax(0)).all()
     assert len(np.unique(softmax.labels)) > 1, "a constant prediction would prove little"
-    sigmoid = predict.predict_image(model, image, PixelConvention(), kind="sigmoid")
+    sigmoid = predict.predict_image(model, image, PixelConvention(), kind="multilabel")
     assert (sigmoid.present == (logits >= 0)).all()
     none = (logits < 0).all(0)
     assert none.any()
@@ -184,7 +184,7 @@ def test_tiles_give_what_the_whole_image_gives_where_the_net_sees_no_further(hei
 
     def probabilities(**limits):
         return predict.predict_image(
-            model, image, PixelConvention(), kind="softmax", keep_probabilities=True, **limits
+            model, image, PixelConvention(), kind="multiclass", keep_probabilities=True, **limits
         )
 
     whole, tiled, near = (
@@ -205,7 +205,7 @@ def test_tiles_off_the_grid_of_cells_differ(monkeypatch):
     """The control of the test above: tiles must start at whole cells."""
     model, _ = tiny_model(output_stride=8)
     image = image_of(701, 250)
-    arguments = {"kind": "softmax", "keep_probabilities": True}
+    arguments = {"kind": "multiclass", "keep_probabilities": True}
     whole = predict.predict_image(model, image, PixelConvention(), **arguments)
     rows, columns = predict.plan_tiles(Size(701, 250), model.geometry, **FAR)
     moved = predict.TileAxis(rows.extent + 4, (*rows.starts[:-1], rows.starts[-1] - 4))
@@ -224,7 +224,7 @@ def test_anything_that_gives_probabilities_can_be_tiled():
 
     image = image_of(300, 210)
     tiled = predict.predict_tiled(
-        run, image, NetGeometry(), kind="sigmoid", max_pixels=30_000, keep_probabilities=True
+        run, image, NetGeometry(), kind="multilabel", max_pixels=30_000, keep_probabilities=True
     )
     assert tiled.num_tiles == len(seen) > 1
     assert max(height * width for height, width in seen) <= 30_000
@@ -245,7 +245,7 @@ def test_files_of_softmax(tmp_path):
     assert results[0].masks == (out / "masks" / "one.png",)
     assert results[0].num_tiles == 1
     expected = predict.predict_image(
-        weights.model, np.asarray(Image.open(one)), weights.pixels, kind="softmax"
+        weights.model, np.asarray(Image.open(one)), weights.pixels, kind="multiclass"
     ).labels
     with Image.open(results[0].masks[0]) as mask:
         assert mask.mode == "P"
@@ -266,11 +266,11 @@ def test_files_of_softmax(tmp_path):
 
 
 def test_files_of_sigmoid(tmp_path):
-    weights = tiny_weights("sigmoid")
+    weights = tiny_weights("multilabel")
     image = image_of(41, 30)
     path = save(tmp_path / "one.png", image)
     (result,) = predict.predict_files(weights, [path], tmp_path / "out")
-    expected = predict.predict_image(weights.model, image, weights.pixels, kind="sigmoid")
+    expected = predict.predict_image(weights.model, image, weights.pixels, kind="multilabel")
     assert result.probabilities is None
     assert not (tmp_path / "out" / "probabilities").exists()
     for c, name in enumerate(CLASSES.names):
@@ -360,7 +360,7 @@ def test_a_class_name_cannot_lead_out_of_the_folder(tmp_path):
             config=config,
             classes=Classes(names=("x", name, "z"), colours=COLOURS, ignore_index=255),
             pixels=PixelConvention(),
-            kind="sigmoid",
+            kind="multilabel",
         )
         path = save(tmp_path / "x.png", image_of(9, 9))
         with pytest.raises(DataError, match="Rename the class"):

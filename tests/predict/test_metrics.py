@@ -43,9 +43,9 @@ def streamed():
     return confusion, pixels_by_hand(targets, predictions)
 
 
-def test_softmax_metrics_follow_their_definitions(streamed):
+def test_multiclass_metrics_follow_their_definitions(streamed):
     confusion, pairs = streamed
-    result = metrics.softmax_metrics(confusion, ["a", "b", "c", "never"])
+    result = metrics.multiclass_metrics(confusion, ["a", "b", "c", "never"])
     ious, f1s, recalls = [], [], []
     for c in range(3):
         truth = {i for i, (t, _) in enumerate(pairs) if t == c}
@@ -73,7 +73,7 @@ def test_rows_are_true_classes():
 def test_class_that_is_predicted_but_never_true_counts_as_zero():
     confusion = metrics.empty_confusion(2)
     metrics.add_labels(confusion, np.array([[0, 0]]), np.array([[0, 1]]), ignore_index=IGNORE)
-    result = metrics.softmax_metrics(confusion, ["a", "b"])
+    result = metrics.multiclass_metrics(confusion, ["a", "b"])
     assert result["iou"] == {"a": 0.5, "b": 0.0}
     assert result["miou"] == 0.25
     assert result["class_accuracy"] == 0.5, "recall is not defined for a class that is never true"
@@ -84,7 +84,7 @@ def test_without_a_valid_pixel_everything_is_none():
     metrics.add_labels(
         confusion, np.full((2, 2), IGNORE), np.zeros((2, 2), int), ignore_index=IGNORE
     )
-    result = metrics.softmax_metrics(confusion, ["a", "b"])
+    result = metrics.multiclass_metrics(confusion, ["a", "b"])
     assert result["miou"] is result["pixel_accuracy"] is result["class_accuracy"] is None
     assert result["mean_f1"] is None
     assert result["num_pixels"] == 0
@@ -151,12 +151,12 @@ def test_f1_is_exact_at_one_half():
     assert metrics.f1_at_half(*histograms_of(scores, labels)) == 2 * 3 / (2 * 3 + 1 + 1)
 
 
-def test_sigmoid_metrics_ignore_entries_for_each_class_alone():
+def test_multilabel_metrics_ignore_entries_for_each_class_alone():
     target = np.array([[[1, 0, IGNORE]], [[IGNORE, 1, IGNORE]], [[0, 0, IGNORE]]], np.uint8)
     logits = np.array([[[2, 3, 9]], [[-9, 1, 9]], [[-1, -1, 9]]], np.float32)
     histograms = metrics.empty_histograms(3)
     metrics.add_scores(histograms, target, logits, ignore_index=IGNORE)
-    result = metrics.sigmoid_metrics(histograms, ["a", "b", "c"])
+    result = metrics.multilabel_metrics(histograms, ["a", "b", "c"])
     assert result["average_precision"] == {"a": 0.5, "b": 1.0, "c": None}
     assert result["map"] == 0.75
     assert result["f1"] == {"a": pytest.approx(2 / 3), "b": 1.0, "c": None}
@@ -179,7 +179,7 @@ def test_streaming_equals_one_large_image():
 
 
 def test_results_are_plain_json(streamed):
-    result = metrics.softmax_metrics(streamed[0], ["a", "b", "c", "d"])
+    result = metrics.multiclass_metrics(streamed[0], ["a", "b", "c", "d"])
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    empty = metrics.sigmoid_metrics(metrics.empty_histograms(1), ["a"])
+    empty = metrics.multilabel_metrics(metrics.empty_histograms(1), ["a"])
     assert json.loads(json.dumps(empty, allow_nan=False)) == empty

@@ -1,57 +1,270 @@
+"""Every loss by hand, and the promise of them all: however images are shared out, the same step."""
+
+import dataclasses
 import math
+import typing
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from anysize.training.losses import loss_sum
+from anysize.config import LABELS_OF, LossConfig, LossKind, ModelConfig, OptimConfig
+from anysize.data.batch import Batch, cut_out
+from anysize.data.splitting import split_to_fit
+from anysize.geometry import (
+    Canvas,
+    Layout,
+    NetGeometry,
+    Size,
+    check_layout,
+    grid_centres,
+    padded_batch,
+    place,
+    single,
+    target_canvas,
+    target_rect,
+)
+from anysize.models.fcn import build_model
+from anysize.training.losses import CrossEntropy, SigmoidCrossEntropy, build_loss
+from anysize.training.optim import build_optimizer
+from anysize.training.step import train_step
+
+GEOMETRY = NetGeometry(16)
+SIZES = [Size(33, 47), Size(70, 21), Size(16, 16), Size(51, 64), Size(25, 90)]
+NUM_CLASSES = 3
+IGNORE = 254
 
 
-def test_softmax_by_hand():
+def whole(target, num_classes=2):
+    """A batch of one image that is its canvas."""
+    height, width = target.shape[-2:]
+    return Batch(
+        pixels=torch.zeros(1, 3, height, width),
+        target=target.to(torch.uint8),
+        layout=single(Size(height, width), GEOMETRY),
+        stems=("a",),
+        geometry=GEOMETRY,
+        loss_at="full",
+    )
+
+
+def test_cross_entropy_by_hand():
     logits = torch.tensor([[[[0.0, math.log(3.0), 9.0]], [[0.0, 0.0, 1.0]]]])
-    target = torch.tensor([[[0, 1, 255]]])
+    batch = whole(torch.tensor([[[0, 1, 255]]]))
     # Pixel 0: log 2. Pixel 1: class 1 has probability 1/4. Pixel 2 is ignored.
-    found = loss_sum("softmax", logits, target, ignore_index=255)
-    assert float(found) == pytest.approx(math.log(2) + math.log(4))
+    assert float(CrossEntropy().sum(logits, batch)) == pytest.approx(math.log(2) + math.log(4))
+    assert CrossEntropy().count(batch) == 2
 
 
-def test_softmax_class_weights_scale_pixels_and_not_the_count():
-    logits = torch.zeros(1, 2, 1, 2)
-    target = torch.tensor([[[0, 1]]])
-    weights = torch.tensor([3.0, 0.5])
-    found = loss_sum("softmax", logits, target, ignore_index=255, class_weights=weights)
-    assert float(found) == pytest.approx(3.5 * math.log(2))
+def test_class_weights_scale_pixels_and_not_the_count():
+    batch = whole(torch.tensor([[[0, 1]]]))
+    loss = CrossEntropy(class_weights=(3.0, 0.5))
+    assert float(loss.sum(torch.zeros(1, 2, 1, 2), batch)) == pytest.approx(3.5 * math.log(2))
+    assert loss.count(batch) == 2
 
 
-def test_sigmoid_by_hand_with_ignored_entries():
+def test_sigmoid_cross_entropy_by_hand_with_ignored_entries():
     logits = torch.tensor([[[[math.log(3.0), 5.0]], [[-math.log(3.0), 0.0]]]])
-    target = torch.tensor([[[[1, 255]], [[1, 0]]]], dtype=torch.uint8)
+    batch = whole(torch.tensor([[[[1, 255]], [[1, 0]]]]))
     # 3/4 present: log 4/3. Ignored. 1/4 present: log 4. 1/2 absent: log 2.
-    found = loss_sum("sigmoid", logits, target, ignore_index=255)
-    assert float(found) == pytest.approx(math.log(4 / 3) + math.log(4) + math.log(2))
+    expected = math.log(4 / 3) + math.log(4) + math.log(2)
+    assert float(SigmoidCrossEntropy().sum(logits, batch)) == pytest.approx(expected)
+    assert SigmoidCrossEntropy().count(batch) == 3
 
 
-def test_sigmoid_class_weights():
-    logits = torch.zeros(1, 2, 1, 1)
-    target = torch.tensor([[[[1]], [[0]]]], dtype=torch.uint8)
-    weights = torch.tensor([3.0, 0.5])
-    found = loss_sum("sigmoid", logits, target, ignore_index=255, class_weights=weights)
-    assert float(found) == pytest.approx(3.5 * math.log(2))
+def test_class_weights_of_several_labels():
+    batch = whole(torch.tensor([[[[1]], [[0]]]]))
+    loss = SigmoidCrossEntropy(class_weights=(3.0, 0.5))
+    assert float(loss.sum(torch.zeros(1, 2, 1, 1), batch)) == pytest.approx(3.5 * math.log(2))
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-def test_nothing_valid_is_zero_with_a_zero_gradient(kind):
-    logits = torch.randn(1, 2, 3, 3, requires_grad=True)
-    shape = (1, 3, 3) if kind == "softmax" else (1, 2, 3, 3)
-    target = torch.full(shape, 255, dtype=torch.int64 if kind == "softmax" else torch.uint8)
-    loss = loss_sum(kind, logits, target, ignore_index=255)
-    loss.backward()
-    assert float(loss.detach()) == 0
-    assert float(logits.grad.abs().max()) == 0
+def test_the_settings_of_loss_reach_it():
+    config = LossConfig(kind="softmax", class_weights=(1.0, 2.0))
+    assert build_loss(config, 7) == CrossEntropy(ignore_index=7, class_weights=(1.0, 2.0))
+    config = dataclasses.replace(config, kind="sigmoid")
+    assert build_loss(config, 7) == SigmoidCrossEntropy(ignore_index=7, class_weights=(1.0, 2.0))
 
 
 def test_half_precision_logits_are_summed_in_float32():
     logits = torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16)
-    target = torch.zeros(1, 64, 64, dtype=torch.int64)
-    found = loss_sum("softmax", logits, target, ignore_index=255)
+    found = CrossEntropy().sum(logits, whole(torch.zeros(1, 64, 64)))
     assert found.dtype == torch.float32
     assert float(found) == pytest.approx(4096 * math.log(2), rel=1e-5)
+
+
+# The promise, held for every loss that `loss.kind` names.
+
+
+def images_and_labels(labels):
+    """Random images and full-resolution masks of `SIZES`, a tenth of them ignored."""
+    generator = torch.Generator().manual_seed(5)
+    found = []
+    for size in SIZES:
+        pixels = torch.randn(3, *size, generator=generator, dtype=torch.float64)
+        shape = (NUM_CLASSES, *size) if labels == "multilabel" else tuple(size)
+        top = 2 if labels == "multilabel" else NUM_CLASSES
+        mask = torch.randint(0, top, shape, generator=generator).to(torch.uint8)
+        mask[torch.rand(shape, generator=generator) < 0.1] = IGNORE
+        found.append((pixels, mask))
+    return found
+
+
+def on_canvas(layout, images, labels, loss_at):
+    """A batch of some of the images."""
+    canvas = target_canvas(layout.canvas, GEOMETRY, loss_at)
+    shape = (canvas.slots, NUM_CLASSES) if labels == "multilabel" else (canvas.slots,)
+    batch = Batch(
+        pixels=torch.zeros(layout.canvas.slots, 3, *layout.canvas[1:], dtype=torch.float64),
+        target=torch.full((*shape, *canvas[1:]), IGNORE, dtype=torch.uint8),
+        layout=layout,
+        stems=tuple(str(i) for i in range(len(images))),
+        geometry=GEOMETRY,
+        loss_at=loss_at,
+    )
+    for p, (pixels, mask) in zip(layout.placements, images, strict=True):
+        batch.pixels[p.slot, :, p.top : p.top + p.height, p.left : p.left + p.width] = pixels
+        if loss_at == "grid":
+            mask = mask[..., grid_centres(p.height, GEOMETRY), :]
+            mask = mask[..., grid_centres(p.width, GEOMETRY)]
+        cut_out(batch.target, target_rect(p, GEOMETRY, loss_at)).copy_(mask)
+    return batch
+
+
+def mosaic():
+    """All images in one slot, one beside the other, a gutter apart."""
+    placements, cell = [], 0
+    for size in SIZES:
+        placements.append(place(size, GEOMETRY, slot=0, cell_top=0, cell_left=cell))
+        cell += GEOMETRY.cells(size.width) + GEOMETRY.gutter_cells
+    layout = Layout(Canvas(1, 88, 16 * cell), tuple(placements))
+    check_layout(layout, GEOMETRY)
+    return layout
+
+
+def packings(labels, loss_at):
+    """The same step in all ways of sharing it out."""
+    images = images_and_labels(labels)
+    alone = [
+        on_canvas(single(size, GEOMETRY), [image], labels, loss_at)
+        for size, image in zip(SIZES, images, strict=True)
+    ]
+    padded = on_canvas(padded_batch(SIZES, Canvas(5, 104, 104), GEOMETRY), images, labels, loss_at)
+    together = on_canvas(mosaic(), images, labels, loss_at)
+    return {
+        "alone": alone,
+        "padded": [padded],
+        "mosaic": [together],
+        "accumulated": [
+            on_canvas(
+                padded_batch(SIZES[:2], Canvas(2, 76, 60), GEOMETRY), images[:2], labels, loss_at
+            ),
+            on_canvas(
+                padded_batch(SIZES[2:], Canvas(4, 72, 96), GEOMETRY), images[2:], labels, loss_at
+            ),
+        ],
+        "slots split by memory": split_to_fit([padded], 2 * 104 * 104, IGNORE),
+        "images split by memory": split_to_fit([together], 1, IGNORE),
+    }
+
+
+def outcome(loss, batches, loss_at, ranks=1):
+    """Loss and gradients of a step as one vector, and whether it is a proper step.
+
+    Several ranks each take some of the batches; their gradients and losses are added up.
+    """
+    count = sum(loss.count(batch) for batch in batches)
+    assert count > 0
+    added = 0.0
+    for rank in range(ranks):
+        generator = torch.Generator().manual_seed(0)
+        config = ModelConfig(units=(1, 1, 1, 1), base_depth=4, loss_at=loss_at)
+        net = build_model(config, NUM_CLASSES, generator=generator).double().train()
+        before = torch.cat([p.detach().flatten().clone() for p in net.parameters()])
+        optimizer = build_optimizer(net, OptimConfig(lr=1.0, momentum=0.0, weight_decay=0.0))
+        result = train_step(net, loss, batches[rank::ranks], optimizer, count=count)
+        after = torch.cat([p.detach().flatten() for p in net.parameters()])
+        assert not result.skipped
+        added = added + torch.cat([result.loss.reshape(1).double(), before - after])
+    return added
+
+
+def relative(ours, theirs):
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def worst(make_loss, labels, loss_at):
+    """The largest relative difference of a packing's step from that of each image alone."""
+    packed = packings(labels, loss_at)
+    expected = outcome(make_loss(), packed["alone"], loss_at)
+    assert float(expected[1:].abs().max()) > 1e-3, "no gradient: nothing would be proven"
+    found = {
+        name: relative(outcome(make_loss(), batches, loss_at), expected)
+        for name, batches in packed.items()
+    }
+    found["two ranks"] = relative(outcome(make_loss(), packed["alone"], loss_at, 2), expected)
+    assert {len(packed["slots split by memory"]), len(packed["images split by memory"])} == {3, 5}
+    return found
+
+
+@pytest.mark.parametrize("loss_at", ["grid", "full"])
+@pytest.mark.parametrize("class_weights", [(), (0.5, 2.0, 3.0)], ids=["equal", "weighted"])
+@pytest.mark.parametrize("kind", typing.get_args(LossKind))
+def test_a_loss_does_not_depend_on_how_images_are_shared_out(kind, class_weights, loss_at):
+    config = LossConfig(kind=kind, class_weights=class_weights)
+    found = worst(lambda: build_loss(config, IGNORE), LABELS_OF[kind], loss_at)
+    assert max(found.values()) < 1e-12, found
+
+
+@pytest.mark.parametrize("kind", typing.get_args(LossKind))
+def test_nothing_valid_is_zero_with_a_zero_gradient(kind):
+    shape = (1, 2, 3, 3) if LABELS_OF[kind] == "multilabel" else (1, 3, 3)
+    logits = torch.randn(1, 2, 3, 3, requires_grad=True)
+    batch = whole(torch.full(shape, 255))
+    loss = build_loss(LossConfig(kind=kind), 255)
+    total = loss.sum(logits, batch)
+    total.backward()
+    assert float(total.detach()) == 0
+    assert float(logits.grad.abs().max()) == 0
+    assert loss.count(batch) == 0
+
+
+# Controls: losses that break the contract, which the proof above must see.
+
+
+@dataclass(frozen=True)
+class MeanOfMeans(CrossEntropy):
+    """Divides by each batch's own count, and then by the number of batches."""
+
+    def sum(self, logits, batch):
+        return CrossEntropy.sum(self, logits, batch) / CrossEntropy.count(self, batch)
+
+    def count(self, batch):
+        return 1
+
+
+@dataclass(frozen=True)
+class ReadsTheCanvas(CrossEntropy):
+    """Holds logits small, also those that belong to no image."""
+
+    def sum(self, logits, batch):
+        return CrossEntropy.sum(self, logits, batch) + 0.1 * logits.square().sum()
+
+
+@dataclass(frozen=True)
+class ReadsTheImages(CrossEntropy):
+    """The same inside the images only: what a loss with an eye for each image looks like."""
+
+    def sum(self, logits, batch):
+        own = sum(cut_out(logits, rect).square().sum() for rect in batch.rects)
+        return CrossEntropy.sum(self, logits, batch) + 0.1 * own
+
+
+@pytest.mark.parametrize("loss", [MeanOfMeans, ReadsTheCanvas])
+def test_control_a_loss_that_breaks_the_contract(loss):
+    found = worst(lambda: loss(ignore_index=IGNORE), "multiclass", "grid")
+    assert max(found.values()) > 1e-3, found
+
+
+def test_a_loss_may_cut_out_each_image():
+    found = worst(lambda: ReadsTheImages(ignore_index=IGNORE), "multiclass", "grid")
+    assert max(found.values()) < 1e-12, found

@@ -29,6 +29,7 @@ from anysize.limits import count_flops
 from anysize.models import resnet_v1
 from anysize.models.fcn import build_model
 from anysize.models.ops import LevelMask
+from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
 
@@ -118,21 +119,10 @@ class CanvasNet:
     def step(self, layouts: OptimiserStep) -> float:
         """Seconds of one optimiser step."""
         batches = [self._batch(layout) for layout in layouts]
-        num_valid = sum(b.num_valid for b in batches)
+        loss = CrossEntropy(ignore_index=IGNORE)
 
         def work() -> None:
-            train_step(
-                self.model,
-                self.optimizer,
-                batches,
-                num_valid=num_valid,
-                loss_at="grid",
-                kind="softmax",
-                ignore_index=IGNORE,
-                class_weights=None,
-                device=self.device,
-                precision=self.precision,
-            )
+            train_step(self.model, loss, batches, self.optimizer, precision=self.precision)
 
         return _timed(work, self.device)
 
@@ -150,7 +140,8 @@ class CanvasNet:
             target=target,
             layout=layout,
             stems=(),
-            num_valid=int((target != IGNORE).sum()),
+            geometry=geometry,
+            loss_at="grid",
         )
 
 

@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from anysize.check.turned import CLEAR, SUSPECTED, Agreement, compare_edges, says, stand_upright
-from anysize.config import DataConfig, RunConfig
+from anysize.config import DataConfig, LabelKind, RunConfig
 from anysize.data.classes import Classes, read_classes
 from anysize.data.masks import decode_mask, read_png_header
 from anysize.data.reading import STACK_SUFFIXES, Sample
 from anysize.data.samples import Folder, scan_folder, split_samples
-from anysize.data.shapes import LabelKind
 from anysize.data.transforms import largest_size
 from anysize.errors import DataError, ShapeError
 from anysize.faults import DoubtError, Fault, FaultError, listing
@@ -161,11 +160,11 @@ def guess_kind(root: Path) -> LabelKind:
     """What the masks of a bare folder of ours are meant for: planes or ids."""
     masks, toml = root / "masks", root / "classes.toml"
     if toml.is_file() and len(read_classes(toml).names) == 1:
-        return "sigmoid"
+        return "multilabel"
     entries = [e for e in masks.iterdir() if not e.name.startswith(".")] if masks.is_dir() else []
     in_planes = any(e.is_dir() or e.suffix.lower() in STACK_SUFFIXES for e in entries)
     only_planes = in_planes and not any(e.suffix.lower() == ".png" for e in entries)
-    return "sigmoid" if only_planes else "softmax"
+    return "multilabel" if only_planes else "multiclass"
 
 
 def _scan(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
@@ -307,7 +306,7 @@ def _mask_faults(sample: Sample, classes: Classes) -> list[Finding]:
         known = classes
         if num > 1:
             # A mask of a class holds 0 and 1, as one of two classes does.
-            alone = replace(alone, encoding=replace(sample.encoding, labels="softmax"))
+            alone = replace(alone, encoding=replace(sample.encoding, labels="multiclass"))
             known = replace(classes, names=("0", "1"), colours=classes.colours[:2])
         try:
             decode_mask(replace(alone, size=mask_size(alone)), known)
@@ -521,7 +520,7 @@ def _budget_findings(folder: Folder, split: dict[str, str], config: RunConfig) -
 def _binary_masks(looks: Sequence[Seen], folder: Folder) -> list[tuple[int, Finding]]:
     """Masks of 0 and 255 where 255 is `ignore_index`, so that no single mask tells; by class."""
     classes = folder.classes
-    sigmoid = any(s.encoding.labels == "sigmoid" for s in folder.samples)
+    sigmoid = any(s.encoding.labels == "multilabel" for s in folder.samples)
     if classes.ignore_index != 255 or folder.masks not in {"index", "folders", "stack"}:
         return []
     blank: dict[int, list[tuple[Path, int]]] = defaultdict(list)

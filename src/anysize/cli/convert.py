@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from anysize.cli.output import require_folder
 from anysize.cli.parsing import verb
 from anysize.cli.run_folder import load_weights_of, weights_path
+from anysize.config import LABELS_OF, LossKind
 from anysize.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--head", default="", metavar="NAME", help="which head to take; none takes the body only"
     )
     convert.add_argument(
-        "--loss", choices=("softmax", "sigmoid"), help="how the head's logits are meant"
+        "--loss", choices=typing.get_args(LossKind), help="how the head's logits are meant"
     )
     convert.add_argument(
         "--classes", type=Path, metavar="classes.toml", help="names and colours of the head's"
@@ -82,7 +84,7 @@ def _convert(parsed: argparse.Namespace, console: Console) -> None:
     file, foreign = convert(
         parsed.checkpoint,
         head=parsed.head,
-        kind=parsed.loss,
+        kind=LABELS_OF[parsed.loss] if parsed.loss else None,
         classes=read_classes(parsed.classes) if parsed.classes else None,
         head_relu=parsed.head_relu,
         output_stride=parsed.output_stride,

@@ -65,7 +65,7 @@ def _check(parsed: argparse.Namespace, console: Console) -> int:
         from anysize.checkpoint import load_run_config
 
         config = load_run_config(parsed.data)
-        root, kind = parsed.data.resolve().parent / config.data.root, config.loss.kind
+        root, kind = parsed.data.resolve().parent / config.data.root, config.loss.labels
     else:
         config, root, kind = folder_config(parsed.data), parsed.data, None
     config = _check_settings(parsed, config)

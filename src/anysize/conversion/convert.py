@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-from anysize.checkpoint import Kind, WeightsFile, expected_tensors, is_ours
-from anysize.config import UNITS
+from anysize.checkpoint import WeightsFile, expected_tensors, is_ours
+from anysize.config import UNITS, LabelKind
 from anysize.conversion.caffe import read_caffe
 from anysize.conversion.caffemodel import is_caffemodel
 from anysize.conversion.foreign import NO_HEAD, Foreign
@@ -35,7 +35,7 @@ def convert(
     path: Path,
     *,
     head: str = "",
-    kind: Kind | None = None,
+    kind: LabelKind | None = None,
     classes: Classes | None = None,
     head_relu: bool = False,
     output_stride: Literal[8, 16, 32] | None = None,
@@ -161,8 +161,8 @@ def _without_head(foreign: Foreign) -> Foreign:
 
 
 def _meaning(
-    path: Path, num_classes: int, kind: Kind | None, classes: Classes | None
-) -> tuple[Kind, Classes]:
+    path: Path, num_classes: int, kind: LabelKind | None, classes: Classes | None
+) -> tuple[LabelKind, Classes]:
     """What the channels of a head are, which no checkpoint says."""
     if kind is None:
         raise WeightsError(

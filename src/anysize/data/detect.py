@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anysize.config import MaskKind
+from anysize.config import LabelKind, MaskKind
 from anysize.data.classes import Classes
 from anysize.data.files import some_of
 from anysize.data.masks import colour_codes, colour_table, read_png_header
 from anysize.data.reading import in_doubt
-from anysize.data.shapes import LabelKind
 from anysize.faults import FaultError
 from anysize.images.decode import opened
 
@@ -63,7 +62,7 @@ def detect_pngs(
             )
         return Detected("colours", f"RGB, {because}")
     values = {v for look in seen for v in look.values}
-    two = kind == "sigmoid" or len(classes.names) == 2
+    two = kind == "multilabel" or len(classes.names) == 2
     if two and values == {0, 255}:
         if classes.ignore_index != 255:
             return Detected("binary", f"0 and 255, {because}")

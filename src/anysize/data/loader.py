@@ -98,7 +98,7 @@ def load_steps(
                     return
                 due = ahead.popleft()
                 began = time.perf_counter()
-                late = [f for filling in due for f in filling.num_valid if not f.done()]
+                late = [f for filling in due for f in filling.work_left if not f.done()]
                 broken: dict[str, str] = {}
                 finished = [_finish(filling, broken if skip_broken else None) for filling in due]
             batches = tuple(batch for batch in finished if batch.stems)
@@ -106,7 +106,6 @@ def load_steps(
                 batches=batches,
                 broken=broken,
                 wait_s=time.perf_counter() - began if late else 0.0,
-                num_valid=sum(batch.num_valid for batch in batches),
             )
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -132,26 +131,26 @@ def _start(work: Pass, recipe: _Recipe, pool: ThreadPoolExecutor) -> _Filling:
     num_channels = len(recipe.pixels.mean)
     pixels = np.zeros((canvas.slots, canvas.height, canvas.width, num_channels), np.float32)
     shape: tuple[int, ...] = (labels.slots, labels.height, labels.width)
-    if label_kind(recipe.samples[work.images[0]], classes) == "sigmoid":
+    if label_kind(recipe.samples[work.images[0]], classes) == "multilabel":
         shape = (labels.slots, len(classes.names), labels.height, labels.width)
     target = np.full(shape, classes.ignore_index, np.uint8)
-    num_valid = tuple(
+    work_left = tuple(
         pool.submit(_fill, index, placement, recipe, pixels, target)
         for index, placement in zip(work.images, work.layout.placements, strict=True)
     )
-    return _Filling(work=work, recipe=recipe, pixels=pixels, target=target, num_valid=num_valid)
+    return _Filling(work=work, recipe=recipe, pixels=pixels, target=target, work_left=work_left)
 
 
 def _finish(filling: _Filling, broken: dict[str, str] | None) -> Batch:
     """Waits for the images of a batch; takes those away that are broken if they may be."""
-    num_valid, layout = 0, filling.work.layout
+    layout, recipe = filling.work.layout, filling.recipe
     kept: list[tuple[str, Placement]] = []
     for i, placement, future in zip(
-        filling.work.images, layout.placements, filling.num_valid, strict=True
+        filling.work.images, layout.placements, filling.work_left, strict=True
     ):
-        stem = filling.recipe.samples[i].stem
+        stem = recipe.samples[i].stem
         try:
-            num_valid += future.result()
+            future.result()
         except DataError as error:
             if broken is None:
                 raise
@@ -164,7 +163,8 @@ def _finish(filling: _Filling, broken: dict[str, str] | None) -> Batch:
         target=torch.from_numpy(filling.target),
         layout=Layout(layout.canvas, tuple(placement for _, placement in kept)),
         stems=tuple(stem for stem, _ in kept),
-        num_valid=num_valid,
+        geometry=recipe.geometry,
+        loss_at=recipe.loss_at,
     )
 
 
@@ -174,8 +174,8 @@ def _fill(
     recipe: _Recipe,
     pixels: NDArray[np.float32],
     target: NDArray[np.generic],
-) -> int:
-    """Puts one image and its labels into a batch; returns the number of its valid labels."""
+) -> None:
+    """Puts one image and its labels into a batch."""
     sample, draw = recipe.samples[index], recipe.draws[index]
     assert placement.size == draw.out_size, (
         f"{sample.stem} is placed as {placement.size}, but drawn as {draw.out_size}"
@@ -203,7 +203,6 @@ def _fill(
         target[
             rect.slot, ..., rect.top : rect.top + rect.height, rect.left : rect.left + rect.width
         ] = mask
-    return int(np.count_nonzero(mask != recipe.classes.ignore_index))
 
 
 def _decode(sample: Sample, num_channels: int) -> Pixels:
@@ -224,13 +223,11 @@ class LoadedStep:
     Attributes:
         batches: One a pass; a pass without images is left out.
         wait_s: Seconds that the caller was held up since some image of this step was not ready.
-        num_valid: Sum over the batches: what the loss of the step is divided by.
         broken: Images that were left out, by stem, and what was wrong with them.
     """
 
     batches: tuple[Batch, ...]
     wait_s: float
-    num_valid: int
     broken: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -249,10 +246,10 @@ class _Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Filling:
-    """A batch that threads are at work on: its arrays, and for each image its valid labels."""
+    """A batch that threads are at work on: its arrays, and what they still do to them."""
 
     work: Pass
     recipe: _Recipe
     pixels: NDArray[np.float32]
     target: NDArray[np.generic]
-    num_valid: tuple[Future[int], ...]
+    work_left: tuple[Future[None], ...]

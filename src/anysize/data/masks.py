@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anysize.config import LabelKind
 from anysize.data.classes import Classes
 from anysize.data.formats.coco import coco_shapes
 from anysize.data.formats.labelme import labelme_shapes
 from anysize.data.formats.ultralytics import polygon_shapes
 from anysize.data.reading import STACK_SUFFIXES, Sample
-from anysize.data.shapes import LabelKind, paint
+from anysize.data.shapes import paint
 from anysize.errors import first_names
 from anysize.faults import MOST_LISTED, FaultError
 from anysize.geometry import Size
@@ -26,14 +27,14 @@ _PNG_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6:
 
 
 def label_kind(sample: Sample, classes: Classes) -> LabelKind:
-    """Whether a sample has a class a pixel ("softmax") or any number of them ("sigmoid").
+    """Whether a sample has one class per pixel or any number of them.
 
-    Where its encoding does not say, a mask a class is "sigmoid"; so is a single class always, since
-    `find_samples` refuses softmax over one.
+    Where its encoding does not say, one mask per class is "multilabel"; so is a single class
+    always, since `find_samples` refuses softmax over one.
     """
     if sample.encoding.labels is not None:
         return sample.encoding.labels
-    return "sigmoid" if len(sample.masks) == len(classes.names) else "softmax"
+    return "multilabel" if len(sample.masks) == len(classes.names) else "multiclass"
 
 
 def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
@@ -49,7 +50,7 @@ def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
         DataError: A library that the encoding needs is not installed.
     """
     kind = label_kind(sample, classes)
-    num_values = 2 if kind == "sigmoid" else len(classes.names)
+    num_values = 2 if kind == "multilabel" else len(classes.names)
     match sample.encoding.kind:
         case "labelme" | "coco" | "polygons":
             return _decode_shapes(sample, classes, kind)
@@ -67,7 +68,7 @@ def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
             planes = [lookup[plane] for plane in planes] if len(lookup) else planes
             for path, plane in zip(sample.masks, planes, strict=True):
                 _check_values(plane, num_values, classes.ignore_index, path)
-    return np.stack(planes) if kind == "sigmoid" else planes[0]
+    return np.stack(planes) if kind == "multilabel" else planes[0]
 
 
 def _decode_shapes(sample: Sample, classes: Classes, kind: LabelKind) -> NDArray[np.uint8]:

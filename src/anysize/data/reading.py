@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anysize.config import MaskKind
+from anysize.config import LabelKind, MaskKind
 from anysize.data.classes import Classes
 from anysize.data.files import by_stem, list_files, unpaired_image, unpaired_mask
-from anysize.data.shapes import LabelKind
 from anysize.errors import DataError
 from anysize.faults import DoubtError, Fault
 from anysize.geometry import Size
@@ -25,7 +24,7 @@ def check_fits(root: Path, masks: MaskKind, classes: Classes, kind: LabelKind) -
     Raises:
         DataError: They are.
     """
-    if kind == "softmax":
+    if kind == "multiclass":
         check_several(root, classes)
         if masks in {"folders", "stack"}:
             raise DataError(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anysize.config import DataConfig, FolderLayout, MaskKind
+from anysize.config import DataConfig, FolderLayout, LabelKind, MaskKind
 from anysize.data.classes import Classes, background_id, read_classes
 from anysize.data.detect import detect_pngs
 from anysize.data.files import list_files
@@ -45,7 +45,6 @@ from anysize.data.reading import (
     check_fits,
     scan_flat,
 )
-from anysize.data.shapes import LabelKind
 from anysize.errors import DataError
 from anysize.faults import Fault, FaultError, listing
 from anysize.images.decode import EIGHT_BIT_MODES, IMAGE_SUFFIXES, decode_image, size_fault
@@ -130,7 +129,7 @@ def find_samples(root: Path, classes: Classes, kind: LabelKind) -> list[Sample]:
     Args:
         root: Folder with `images/` and `masks/`.
         classes: Of `classes.toml`.
-        kind: "softmax" takes a mask an image, "sigmoid" one for each class.
+        kind: "multiclass" takes a mask an image, "multilabel" one for each class.
 
     Raises:
         DataError: A folder is missing or empty, an image or mask lacks its partner, two files share
@@ -138,7 +137,7 @@ def find_samples(root: Path, classes: Classes, kind: LabelKind) -> list[Sample]:
     """
     folders = mask_folders(root, root / "masks", classes, kind)
     pairs = scan_flat(root / "images", folders, (".png",))
-    if kind == "sigmoid":
+    if kind == "multilabel":
         pairs.faults[:0] = stray_class_folders(root, root / "masks", classes)
     samples, _, faults = _samples(pairs, Encoding())
     _raise_first_stage(root, root / "masks", faults, len(pairs.pairs))
@@ -198,7 +197,7 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
     samples, refused, faults = _samples(pairs, encoding)
     notes = list(pairs.notes)
     shapes = encoding.kind in {"labelme", "coco", "polygons"}
-    if shapes and kind == "softmax" and background_id(classes) is None:
+    if shapes and kind == "multiclass" and background_id(classes) is None:
         notes.append("Pixels in no shape are ignored, since no class is called background.")
     where = _LAYOUT_NAMES[layout]
     if layout == "anysize":

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from anysize.config import LabelKind
 from anysize.data.classes import BACKGROUND_NAMES, Classes, background_id
 from anysize.faults import FaultError
 from anysize.geometry import Size
 from anysize.images.headers import DECODER_ERRORS
-
-LabelKind = Literal["softmax", "sigmoid"]
 
 MAX_SHAPES = 100_000
 """Shapes of one image; COCO's fullest image has 93, an aerial photograph some thousands."""
@@ -42,7 +41,7 @@ def paint(
         softmax: `[h, w]` of class ids and `ignore_index`. sigmoid: `[k, h, w]` of 0, 1 and
         `ignore_index`; ignored where a shape says so and no shape of the class is.
     """
-    if kind == "softmax":
+    if kind == "multiclass":
         outside = background_id(classes)
         plane = _plane(size, classes.ignore_index if outside is None else outside)
         for shape in shapes:

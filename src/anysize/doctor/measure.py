@@ -40,7 +40,6 @@ from anysize.data.batching import epoch_steps
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.transforms import Draw, largest_size
 from anysize.device import (
-    Precision,
     is_out_of_memory,
     peak_memory_bytes,
     release_memory,
@@ -53,10 +52,10 @@ from anysize.limits import convolution_flops_s, count_flops
 from anysize.planning.canvases import plan_canvases
 from anysize.planning.packing import Step
 from anysize.predict.evaluate import evaluate
+from anysize.timing import untimed
 from anysize.training.events import EventLog, read_events
 from anysize.training.optim import set_learning_rate
 from anysize.training.run import Job, Place, drawn_epoch, prepare, run_steps, with_whole_paths
-from anysize.training.step import train_step
 
 __all__ = ["Subject", "find_subject", "measure"]
 
@@ -251,7 +250,8 @@ def _measure(job: Job, folder: Path, seconds: float, say: Callable[[str], object
     steps, draws = drawn_epoch(job, 0)
     sizes = [d.out_size for d in draws]
     one_size = _one_size(job, sizes)
-    _take(job, one_size, as_set.train.precision)  # What a process does once is no first visit.
+    quiet = _untimed(job)
+    quiet.take_step(one_size.batches)  # What a process does once is no first visit.
     with EventLog(folder / "events.jsonl") as log:
         loop = _Loop(job, clock, log)
         say("the loop as it is ...")
@@ -262,7 +262,7 @@ def _measure(job: Job, folder: Path, seconds: float, say: Callable[[str], object
         say("checkpoints and evaluation ...")
         checkpoint_s = loop.checkpoint_s(CHECKPOINT_SHARE * seconds)
         evaluation_s, evaluated = _evaluation(job, rounds, EVALUATION_SHARE * seconds)
-        controls = _Controls(job, _kept(job, steps, draws), one_size)
+        controls = _Controls(quiet, _kept(job, steps, draws), one_size)
         turns: dict[str, list[float]] = {}
         trials: list[Trial] = []
         step_s = statistics.median(r.wall_s for r in rounds)
@@ -333,6 +333,12 @@ def _rehearsing(job: Job, folder: Path, clock: _Clock) -> Job:
     return dataclasses.replace(
         job, config=config, run=folder, console=Console(file=io.StringIO()), stage=clock.stage
     )
+
+
+def _untimed(job: Job) -> Job:
+    """The job as controls take its steps: memory that runs out is an answer, not split away."""
+    limit = dataclasses.replace(job.pass_limit, is_fixed=True)
+    return dataclasses.replace(job, stage=untimed, pass_limit=limit)
 
 
 @dataclass(slots=True)
@@ -457,7 +463,7 @@ def _evaluation(job: Job, rounds: Sequence[StepTimes], seconds: float) -> tuple[
             some,
             plan=job.plan,
             classes=job.classes,
-            kind=job.config.loss.kind,
+            kind=job.config.loss.labels,
             pixels=job.pixels,
             precision=job.config.train.precision,
             num_threads=job.config.train.loader_threads,
@@ -525,9 +531,8 @@ class _Controls:
 
     def flops_a_pixel(self) -> float:
         """Multiplications and additions of a training step, a canvas pixel; without recomputing."""
-        precision = self._job.config.train.precision
         with _changed(self._job, RECOMPUTE):
-            flops = count_flops(lambda: _take(self._job, self._one_size, precision))
+            flops = count_flops(lambda: self._job.take_step(self._one_size.batches))
         return flops / self._one_size.batches[0].layout.canvas.pixels
 
     def _names(self) -> list[str]:
@@ -572,7 +577,7 @@ class _Controls:
             synchronise(device)
             began = time.perf_counter()
             for loaded in kept:
-                _take(self._job, loaded, precision)
+                self._job.take_step(loaded.batches, precision)
             synchronise(device)
             return time.perf_counter() - began
 
@@ -619,7 +624,7 @@ def _one_size(job: Job, sizes: Sequence[Size]) -> LoadedStep:
     labels = target_canvas(canvas, geometry, model.loss_at)
     shape = (labels.slots, labels.height, labels.width)
     num_classes = len(job.classes.names)
-    if job.config.loss.kind == "sigmoid":
+    if job.config.loss.labels == "multilabel":
         shape = (labels.slots, num_classes, labels.height, labels.width)
     pixels = torch.zeros(canvas.slots, model.num_channels, height, width)
     layout = padded_batch([size] * canvas.slots, canvas, geometry)
@@ -630,9 +635,10 @@ def _one_size(job: Job, sizes: Sequence[Size]) -> LoadedStep:
         target=torch.zeros(shape, dtype=torch.uint8),
         layout=layout,
         stems=("made up",) * canvas.slots,
-        num_valid=math.prod(shape),
+        geometry=geometry,
+        loss_at=model.loss_at,
     )
-    return LoadedStep(batches=(batch,), wait_s=0.0, num_valid=batch.num_valid)
+    return LoadedStep(batches=(batch,), wait_s=0.0)
 
 
 def _trials(
@@ -756,24 +762,7 @@ def _other_plans(
 
 def _smallest_pass(loaded: LoadedStep) -> LoadedStep:
     batch = min(loaded.batches, key=lambda b: b.layout.canvas.pixels)
-    return LoadedStep(batches=(batch,), wait_s=0.0, num_valid=batch.num_valid)
-
-
-def _take(job: Job, loaded: LoadedStep, precision: Precision) -> None:
-    """The real step on batches that are ready."""
-    weights = job.config.loss.class_weights
-    train_step(
-        job.model,
-        job.optimizer,
-        job.pass_limit.fitting(loaded.batches),
-        num_valid=loaded.num_valid,
-        loss_at=job.config.model.loss_at,
-        kind=job.config.loss.kind,
-        ignore_index=job.classes.ignore_index,
-        class_weights=torch.tensor(weights, device=job.device) if weights else None,
-        device=job.device,
-        precision=precision,
-    )
+    return LoadedStep(batches=(batch,), wait_s=0.0)
 
 
 def _settings(job: Job, config: RunConfig) -> dict[str, Any]:

@@ -270,7 +270,7 @@ def _labels(
     labels = logits.argmax(0)
     second = np.sort(logits, 0)[-2] if len(logits) > 1 else np.full_like(best, -np.inf)
     certain = best - second > tolerance
-    if kind == "softmax":
+    if kind == "multiclass":
         return [(labels, certain)]
     labels = np.where(best >= 0, labels, NO_CLASS)
     certain = np.where(best >= 0, certain, True) & (np.abs(best) > tolerance)
@@ -423,7 +423,7 @@ def _outputs(graph: _Graph, logits: str, description: OnnxDescription) -> None:
         return
     to_uint8 = {"to": TensorProto.UINT8}
     best = graph.node("ArgMax", "labels/best", [logits], {"axis": 0, "keepdims": 0})
-    if description.kind == "softmax":
+    if description.kind == "multiclass":
         graph.node("Cast", "labels", [best], to_uint8)
         return
     best = graph.node("Cast", "labels/class", [best], to_uint8)

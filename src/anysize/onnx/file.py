@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anysize.checkpoint import Kind
-from anysize.config import PixelConvention, from_table
+from anysize.config import LabelKind, PixelConvention, from_table
 from anysize.data.samples import Classes
 from anysize.errors import (
     AnysizeError,
@@ -65,7 +65,7 @@ class OnnxDescription:
 
     output: Output
     classes: Classes
-    kind: Kind
+    kind: LabelKind
     geometry: NetGeometry
     pixels: PixelConvention
     source: str = ""
@@ -75,7 +75,7 @@ class OnnxDescription:
         """Names of the graph's outputs, in their order."""
         if self.output == "logits":
             return ["logits"]
-        return ["labels"] if self.kind == "softmax" else ["labels", "present"]
+        return ["labels"] if self.kind == "multiclass" else ["labels", "present"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class OnnxLabeller:
         return self.description.classes
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> LabelKind:
         """See `Labeller`."""
         return self.description.kind
 
@@ -312,7 +312,7 @@ def _read_description(metadata: Mapping[str, str], name: str) -> OnnxDescription
         description = OnnxDescription(
             output=_one_of(metadata["output"], ("logits", "labels")),
             classes=from_table(Classes, json.loads(metadata["classes"]), name),
-            kind=_one_of(metadata["kind"], ("softmax", "sigmoid")),
+            kind=_one_of(metadata["kind"], typing.get_args(LabelKind)),
             geometry=from_table(NetGeometry, json.loads(metadata["geometry"]), name),
             pixels=from_table(PixelConvention, json.loads(metadata["pixels"]), name),
             source=metadata.get("source", ""),

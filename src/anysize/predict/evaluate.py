@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anysize.checkpoint import Weights
-from anysize.config import PixelConvention, load_config
+from anysize.config import LabelKind, PixelConvention, load_config
 from anysize.data.batch import Batch
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.record import RECORD_FILE, compare_with_record
@@ -25,7 +25,7 @@ from anysize.models.fcn import FCN
 from anysize.planning.canvases import Plan, read_plan
 from anysize.planning.packing import Pass, Step, pack
 from anysize.predict import metrics
-from anysize.predict.files import Kind, canvas_logits
+from anysize.predict.files import canvas_logits
 
 PREFETCH_STEPS = 2
 """Steps that are made ready ahead; labels at full resolution make them large."""
@@ -37,7 +37,7 @@ def evaluate(
     *,
     plan: Plan,
     classes: Classes,
-    kind: Kind,
+    kind: LabelKind,
     pixels: PixelConvention,
     precision: Precision = "float32",
     num_threads: int = 1,
@@ -60,8 +60,8 @@ def evaluate(
             Without it, the first of them is an error.
 
     Returns:
-        What `metrics.softmax_metrics` or `metrics.sigmoid_metrics` returns: plain numbers, as JSON
-        takes them.
+        What `multiclass_metrics` or `multilabel_metrics` of `anysize.predict.metrics` returns:
+        plain numbers, as JSON takes them.
 
     Raises:
         ConfigError: The plan was made for a net of another geometry.
@@ -99,7 +99,7 @@ def evaluate(
                 r = target_rect(placement, plan.geometry, "full")
                 rows, columns = slice(r.top, r.top + r.height), slice(r.left, r.left + r.width)
                 target = batch.target[r.slot, ..., rows, columns].numpy()
-                if kind == "softmax":
+                if kind == "multiclass":
                     labels = logits.argmax(0).cpu().numpy()
                     metrics.add_labels(confusion, target, labels, ignore_index=ignore_index)
                 else:
@@ -108,9 +108,9 @@ def evaluate(
             num_done += len(images)
             if progress is not None:
                 progress(num_done, len(samples))
-    if kind == "softmax":
-        return metrics.softmax_metrics(confusion, classes.names)
-    return metrics.sigmoid_metrics(histograms, classes.names)
+    if kind == "multiclass":
+        return metrics.multiclass_metrics(confusion, classes.names)
+    return metrics.multilabel_metrics(histograms, classes.names)
 
 
 def _batches(steps: Iterable[LoadedStep], broken: dict[str, str] | None) -> Iterator[Batch]:
@@ -190,14 +190,15 @@ def evaluation_steps(sizes: Sequence[Size], plan: Plan) -> list[Step]:
 def format_table(result: dict[str, Any]) -> str:
     """The metrics as lines of text: a row a class, their means, and the totals; in percent."""
     totals = f"{result['num_images']:,} images, {result['num_pixels'] / 1e6:,.2f} megapixels"
-    if result["kind"] == "softmax":
-        title, scores, mean = "IoU", result["iou"], result["miou"]
+    if result["kind"] == "multiclass":
+        title = "IoU"
         totals = (
             f"pixel accuracy {_percent(result['pixel_accuracy'])}, "
             f"class accuracy {_percent(result['class_accuracy'])}, {totals}"
         )
     else:
-        title, scores, mean = "AP", result["average_precision"], result["map"]
+        title = "AP"
+    scores, mean = (result[key] for key in metrics.SCORES[result["kind"]])
     rows = [
         ("class", title, "F1"),
         *((name, _percent(scores[name]), _percent(f1)) for name, f1 in result["f1"].items()),

@@ -34,8 +34,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from anysize.atomic_files import write_atomic
-from anysize.checkpoint import Kind, Weights
-from anysize.config import PixelConvention
+from anysize.checkpoint import Weights
+from anysize.config import LabelKind, PixelConvention
 from anysize.data.loader import normalise
 from anysize.data.samples import Classes
 from anysize.device import Precision, computing, is_out_of_memory
@@ -124,7 +124,7 @@ class Labeller(Protocol):
         ...
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> LabelKind:
         """How logits become labels."""
         ...
 
@@ -163,7 +163,7 @@ class NetLabeller:
         return self.weights.classes
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> LabelKind:
         """See `Labeller`."""
         return self.weights.kind
 
@@ -255,7 +255,7 @@ def predict_probabilities(
     image: np.ndarray,
     pixels: PixelConvention,
     *,
-    kind: Kind,
+    kind: LabelKind,
     precision: Precision = "float32",
 ) -> Tensor:
     """The probabilities of one image, whole: float32 `[k, h, w]`; arguments of `predict_logits`.
@@ -265,9 +265,9 @@ def predict_probabilities(
     return to_probabilities(predict_logits(model, image, pixels, precision=precision), kind)
 
 
-def to_probabilities(logits: Tensor, kind: Kind) -> Tensor:
+def to_probabilities(logits: Tensor, kind: LabelKind) -> Tensor:
     """Logits `[k, h, w]` as probabilities of the same shape."""
-    return logits.softmax(0) if kind == "softmax" else logits.sigmoid()
+    return logits.softmax(0) if kind == "multiclass" else logits.sigmoid()
 
 
 def predict_image(
@@ -275,7 +275,7 @@ def predict_image(
     image: np.ndarray,
     pixels: PixelConvention,
     *,
-    kind: Kind,
+    kind: LabelKind,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     overlap: int = OVERLAP,
     precision: Precision = "float32",
@@ -314,7 +314,7 @@ def predict_tiled(
     image: np.ndarray,
     geometry: NetGeometry,
     *,
-    kind: Kind,
+    kind: LabelKind,
     max_pixels: int,
     overlap: int = OVERLAP,
     keep_probabilities: bool = False,
@@ -355,7 +355,7 @@ def predict_tiled(
         end = rows.starts[i + 1] - top if i + 1 < len(rows.starts) else rows.extent
         finished, unfinished = band[:, :end], band[:, end:]
         labels.append(_most_probable(finished, kind))
-        if kind == "sigmoid":
+        if kind == "multilabel":
             present.append((finished >= 0.5).to(torch.uint8))
         if keep_probabilities:
             kept.append(finished.half())
@@ -603,7 +603,7 @@ def overlay(
 
 def _targets(labeller: Labeller, image: Path, out: Path, *, probabilities: bool) -> list[Path]:
     png = f"{image.stem}.png"
-    if labeller.kind == "softmax":
+    if labeller.kind == "multiclass":
         targets = [out / "masks" / png]
     else:
         targets = [out / "masks" / name / png for name in labeller.classes.names]
@@ -614,7 +614,7 @@ def _targets(labeller: Labeller, image: Path, out: Path, *, probabilities: bool)
 
 
 def _check_folder_names(labeller: Labeller) -> None:
-    if labeller.kind == "softmax":
+    if labeller.kind == "multiclass":
         return
     for name in labeller.classes.names:
         if name in ("", ".", "..") or Path(name).name != name:
@@ -652,10 +652,10 @@ def _cut_out(full: Tensor, placement: Placement, geometry: NetGeometry) -> Tenso
     return full[r.slot, :, r.top : r.top + r.height, r.left : r.left + r.width]
 
 
-def _most_probable(probabilities: Tensor, kind: Kind) -> Tensor:
+def _most_probable(probabilities: Tensor, kind: LabelKind) -> Tensor:
     best, labels = probabilities.max(0)
     labels = labels.to(torch.uint8)
-    return labels if kind == "softmax" else labels.masked_fill_(best < 0.5, NO_CLASS)
+    return labels if kind == "multiclass" else labels.masked_fill_(best < 0.5, NO_CLASS)
 
 
 def _spread(extent: int, num: int, stride: int, overlap: int) -> TileAxis:

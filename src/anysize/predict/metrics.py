@@ -14,11 +14,19 @@ pixel accuracy, class accuracy and IoU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from anysize.config import LabelKind
+
+SCORES: Mapping[LabelKind, tuple[str, str]] = {
+    "multiclass": ("iou", "miou"),
+    "multilabel": ("average_precision", "map"),
+}
+"""The score of each class, and their mean, by which weights are compared; keys of a result."""
 
 NUM_BINS = 8000
 MAX_LOGIT = 16.0
@@ -83,7 +91,7 @@ def add_labels(
     confusion.num_images += 1
 
 
-def softmax_metrics(confusion: Confusion, names: Sequence[str]) -> dict[str, Any]:
+def multiclass_metrics(confusion: Confusion, names: Sequence[str]) -> dict[str, Any]:
     """The metrics of one label a pixel, as plain numbers.
 
     Args:
@@ -91,7 +99,7 @@ def softmax_metrics(confusion: Confusion, names: Sequence[str]) -> dict[str, Any
         names: Of the classes, in their order.
 
     Returns:
-        kind: "softmax".
+        kind: "multiclass".
         miou: Mean of `iou` over the classes that occur in the truth or in the prediction.
         iou: By class, `iou`.
         pixel_accuracy: `pixel_accuracy`.
@@ -102,7 +110,7 @@ def softmax_metrics(confusion: Confusion, names: Sequence[str]) -> dict[str, Any
     """
     matrix = confusion.matrix
     return {
-        "kind": "softmax",
+        "kind": "multiclass",
         "miou": _mean(iou(matrix)),
         "iou": dict(zip(names, iou(matrix), strict=True)),
         "pixel_accuracy": pixel_accuracy(matrix),
@@ -173,7 +181,7 @@ def add_scores(
     histograms.num_pixels += int(valid.any(axis=0).sum())
 
 
-def sigmoid_metrics(histograms: ScoreHistograms, names: Sequence[str]) -> dict[str, Any]:
+def multilabel_metrics(histograms: ScoreHistograms, names: Sequence[str]) -> dict[str, Any]:
     """The metrics of any number of labels a pixel, as plain numbers.
 
     Args:
@@ -181,7 +189,7 @@ def sigmoid_metrics(histograms: ScoreHistograms, names: Sequence[str]) -> dict[s
         names: Of the classes, in their order.
 
     Returns:
-        kind: "sigmoid".
+        kind: "multilabel".
         map: Mean of `average_precision` over the classes that occur in the truth.
         average_precision: By class, `average_precision`.
         average_precision_error: By class, `average_precision_error`: how far it may be off.
@@ -194,7 +202,7 @@ def sigmoid_metrics(histograms: ScoreHistograms, names: Sequence[str]) -> dict[s
     errors = [average_precision_error(p, n) for p, n in both]
     scores = [f1_at_half(p, n) for p, n in both]
     return {
-        "kind": "sigmoid",
+        "kind": "multilabel",
         "map": _mean(precisions),
         "average_precision": dict(zip(names, precisions, strict=True)),
         "average_precision_error": dict(zip(names, errors, strict=True)),

@@ -18,12 +18,12 @@ from typing import Any, cast
 
 from anysize.atomic_files import append, write_atomic
 from anysize.errors import DataError
+from anysize.predict.metrics import SCORES
 
 _NUMBERS = {
     "train": ("loss", "elapsed_s", "valid_megapixels_per_s", "wait_s"),
     "canvas": ("first_visit_s",),
 }
-_OF_SIGMOID = ("average_precision", "map")
 
 
 class EventLog:
@@ -104,7 +104,9 @@ def _is_whole(event: dict[str, Any]) -> bool:
         return False
     if event["event"] != "evaluate":
         return event.get("elapsed_s", 1) > 0
-    by_class, mean = ("iou", "miou") if event.get("kind") == "softmax" else _OF_SIGMOID
+    if event.get("kind") not in SCORES:
+        return False
+    by_class, mean = SCORES[event["kind"]]
     scores = event.get(by_class)
     return isinstance(scores, dict) and all(
         score is None or _is_number(score)

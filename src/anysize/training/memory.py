@@ -21,7 +21,6 @@ from anysize.data.batch import Batch
 from anysize.data.splitting import smaller_batches, split_to_fit
 from anysize.device import is_out_of_memory
 from anysize.errors import DataError, DeviceError, WeightsError
-from anysize.geometry import LossAt, NetGeometry
 
 BAD_STEPS_FILE = "bad-steps.json"
 
@@ -117,28 +116,20 @@ class PassLimit:
 
     Attributes:
         tally: Whose `max_pass_pixels` it reads and lowers.
-        geometry: Of the net.
-        loss_at: Of the net.
-        ignore_index: Of the classes.
+        ignore_index: What the targets of smaller canvases hold outside the images.
+        is_fixed: Memory that runs out is an error; the limit stays as it is.
     """
 
     tally: Tally
-    geometry: NetGeometry
-    loss_at: LossAt
     ignore_index: int
+    is_fixed: bool = False
 
     def fitting(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, in smaller ones where they are above the limit."""
         limit = self.tally.max_pass_pixels
         if limit is None:
             return list(batches)
-        return split_to_fit(
-            batches,
-            limit,
-            geometry=self.geometry,
-            loss_at=self.loss_at,
-            ignore_index=self.ignore_index,
-        )
+        return split_to_fit(batches, limit, self.ignore_index)
 
     def lower(self, too_large: Batch) -> None:
         """Lowers the limit to half of a batch that memory did not hold.
@@ -146,7 +137,7 @@ class PassLimit:
         Raises:
             DeviceError: The batch is one image alone, which cannot be split.
         """
-        if not smaller_batches(too_large, self.geometry, self.loss_at, self.ignore_index):
+        if not smaller_batches(too_large, self.ignore_index):
             (placement,) = too_large.layout.placements
             raise DeviceError(
                 f"Memory ran out on image {too_large.stems[0]} ({placement.size}) alone on a "

@@ -35,6 +35,7 @@ from anysize.checkpoint import (
     start_from,
 )
 from anysize.config import PixelConvention, RunConfig, load_config, to_toml
+from anysize.data.batch import Batch
 from anysize.data.batching import epoch_steps
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.record import (
@@ -46,6 +47,7 @@ from anysize.data.record import (
 from anysize.data.samples import Classes, Sample, read_folder, split_samples
 from anysize.data.transforms import Draw, draw, largest_size
 from anysize.device import (
+    Precision,
     is_out_of_memory,
     peak_memory_bytes,
     prepare_process,
@@ -66,11 +68,13 @@ from anysize.planning.canvases import (
 )
 from anysize.planning.packing import Step
 from anysize.predict.evaluate import evaluate
+from anysize.predict.metrics import SCORES
 from anysize.timing import Stage, untimed
 from anysize.training.events import EventLog, forget_events_after, read_events
+from anysize.training.losses import Loss, build_loss
 from anysize.training.memory import PassLimit, Tally, memory_as_a_message
 from anysize.training.optim import build_optimizer, learning_rate, set_learning_rate
-from anysize.training.step import train_step
+from anysize.training.step import StepResult, train_step
 from anysize.training.stop import Stop, stop_requests
 
 PLANNED_EPOCHS = 3
@@ -171,7 +175,7 @@ def prepare(
     prepare_process()
     device = select_device(config.train.device)
     root = Path(config.data.root)
-    folder = read_folder(root, config.data, config.loss.kind)
+    folder = read_folder(root, config.data, config.loss.labels)
     classes, samples = folder.classes, folder.samples
     for line in (folder.description, *folder.notes):
         console.print(line, highlight=False)
@@ -204,6 +208,7 @@ def prepare(
     if config.train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = build_optimizer(model, config.optim)
+    tally = Tally()
     return Job(
         config=config,
         run=run,
@@ -214,9 +219,11 @@ def prepare(
         pixels=pixels,
         model=model,
         optimizer=optimizer,
+        loss=build_loss(config.loss, classes.ignore_index),
         device=device,
         console=console,
-        tally=Tally(),
+        tally=tally,
+        pass_limit=PassLimit(tally=tally, ignore_index=classes.ignore_index),
     )
 
 
@@ -233,9 +240,11 @@ class Job:
     pixels: PixelConvention
     model: FCN
     optimizer: torch.optim.Optimizer
+    loss: Loss
     device: torch.device
     console: Console
     tally: Tally
+    pass_limit: PassLimit
     stage: Stage = untimed
 
     @property
@@ -245,18 +254,20 @@ class Job:
             model=self.model,
             config=self.config.model,
             classes=self.classes,
-            kind=self.config.loss.kind,
+            kind=self.config.loss.labels,
             pixels=self.pixels,
         )
 
-    @property
-    def pass_limit(self) -> PassLimit:
-        """What splits passes that memory does not hold."""
-        return PassLimit(
-            tally=self.tally,
-            geometry=self.config.model.geometry,
-            loss_at=self.config.model.loss_at,
-            ignore_index=self.classes.ignore_index,
+    def take_step(self, batches: Sequence[Batch], precision: Precision | None = None) -> StepResult:
+        """One optimiser step of the run; a diagnosis may take it in another precision."""
+        return train_step(
+            self.model,
+            self.loss,
+            batches,
+            self.optimizer,
+            precision=precision or self.config.train.precision,
+            pass_limit=self.pass_limit,
+            stage=self.stage,
         )
 
     @property
@@ -376,45 +387,31 @@ def _one_step(job: Job, place: Place, loaded: LoadedStep, window: _Window, log: 
         job.console.print(f"step {step + 1}: left out an image. {fault}", highlight=False)
         log.write({"event": "broken", "step": step + 1, "image": stem, "fault": fault})
     set_learning_rate(job.optimizer, learning_rate(job.config.optim, step, job.num_steps))
-    weights = job.config.loss.class_weights
-    batches = job.pass_limit.fitting(loaded.batches)
-    new = {b.layout.canvas: None for b in batches if b.layout.canvas not in place.seen}
     planned_pixels = job.tally.max_pass_pixels
     start = time.monotonic()
-    if not batches and all(s.stem in job.tally.broken for s in job.train_samples):
+    if not loaded.batches and all(s.stem in job.tally.broken for s in job.train_samples):
         raise DataError(
             f"No training image in {job.config.data.root} can be read. Look at the first message."
         )
-    if batches:
+    new: list[Canvas] = []
+    if loaded.batches:
         place.in_step = True
         try:
-            loss = train_step(
-                job.model,
-                job.optimizer,
-                batches,
-                num_valid=loaded.num_valid,
-                loss_at=job.config.model.loss_at,
-                kind=job.config.loss.kind,
-                ignore_index=job.classes.ignore_index,
-                class_weights=torch.tensor(weights, device=job.device) if weights else None,
-                device=job.device,
-                precision=job.config.train.precision,
-                pass_limit=job.pass_limit,
-                stage=job.stage,
-            )
+            result = job.take_step(loaded.batches)
         except AnysizeError:
             place.in_step = False  # Raised before the update, so that what was learned is whole.
             raise
-        window.add(loaded, loss)
-        if torch.isfinite(loss):
-            job.tally.bad_steps.clear()
-        else:
+        new = [canvas for canvas in dict.fromkeys(result.canvases) if canvas not in place.seen]
+        window.add(loaded, result)
+        if result.skipped:
             _say_skipped(job, step, loaded, log)
+        else:
+            job.tally.bad_steps.clear()
     place.in_step = False
     place.step += 1
     if new:
         synchronise(job.device)
-        _say_first_visits(job, step, list(new), time.monotonic() - start, log)
+        _say_first_visits(job, step, new, time.monotonic() - start, log)
         place.seen.update(new)
     if job.tally.max_pass_pixels != planned_pixels:
         _say_smaller_passes(job, step, log)
@@ -490,9 +487,9 @@ class _Window:
         self.computed_pixels = 0
         self.wait_s = 0.0
 
-    def add(self, loaded: LoadedStep, loss: Tensor) -> None:
-        if torch.isfinite(loss):
-            self.losses.append(loss)
+    def add(self, loaded: LoadedStep, result: StepResult) -> None:
+        if not result.skipped:
+            self.losses.append(result.loss)
         self.wait_s += loaded.wait_s
         for batch in loaded.batches:
             self.stems.extend(batch.stems)
@@ -571,7 +568,7 @@ def _evaluate_if_due(
         return
     start = time.monotonic()
     result = _evaluate(job, step, log, stop)
-    metric = "miou" if job.config.loss.kind == "softmax" else "map"
+    _, metric = SCORES[job.config.loss.labels]
     best = max((e[metric] or 0.0 for e in earlier), default=-1.0)
     value = result[metric] or 0.0
     if value > best:
@@ -608,7 +605,7 @@ def _evaluate(job: Job, step: int, log: EventLog, stop: Stop) -> dict[str, Any]:
                 job.val_samples,
                 plan=dataclasses.replace(job.plan, canvases=canvases),
                 classes=job.classes,
-                kind=job.config.loss.kind,
+                kind=job.config.loss.labels,
                 pixels=job.pixels,
                 precision=job.config.train.precision,
                 num_threads=job.config.train.loader_threads,
@@ -693,7 +690,7 @@ def training_sizes(config: RunConfig, base: Path) -> tuple[list[Size], list[Size
         DataError: The data folder does not hold.
     """
     root = base / config.data.root
-    folder = read_folder(root, config.data, config.loss.kind)
+    folder = read_folder(root, config.data, config.loss.labels)
     train, _ = split_samples(
         folder.samples, config.data, root, seed=config.train.seed, listed=folder.listed
     )

@@ -17,7 +17,7 @@ draws_polygons = pytest.mark.skipif(
 )
 
 
-def coco(entries, tmp_path, kind="softmax", categories=None):
+def coco(entries, tmp_path, kind="multiclass", categories=None):
     return Sample(
         stem="a",
         image=tmp_path / "a.jpg",
@@ -110,7 +110,7 @@ def test_a_crowd_is_ignored_where_no_object_is(tmp_path):
     dog = entry(9, [flat(0, 0, 10, 5)])
     mask = decode_mask(coco([dog, crowd], tmp_path), CLASSES)
     np.testing.assert_array_equal(mask, filled((2, 2, 6, 6, 255), (0, 0, 9, 4, 2)))
-    both = decode_mask(coco([dog, crowd], tmp_path, "sigmoid"), NO_BACKGROUND)
+    both = decode_mask(coco([dog, crowd], tmp_path, "multilabel"), NO_BACKGROUND)
     expected = [filled((2, 2, 6, 6, 255)), filled((0, 0, 9, 4, 1))]
     np.testing.assert_array_equal(both, expected)
 

@@ -18,7 +18,7 @@ def shape(label, points, form="polygon", **more):
     return {"label": label, "points": points, "shape_type": form, **more}
 
 
-def labelme(path, shapes, kind="softmax", **more):
+def labelme(path, shapes, kind="multiclass", **more):
     height, width = SIZE
     table = {"shapes": shapes, "imageHeight": height, "imageWidth": width, "imageData": None}
     path.write_text(json.dumps(table | more))
@@ -43,7 +43,7 @@ def test_the_later_of_two_polygons_is_seen(tmp_path):
 
 def test_overlaps_are_kept_for_sigmoid(tmp_path):
     shapes = [shape("cat", box(1, 1, 6, 8)), shape("dog", box(4, 5, 9, 12))]
-    mask = decode_mask(labelme(tmp_path / "a.json", shapes, "sigmoid"), NO_BACKGROUND)
+    mask = decode_mask(labelme(tmp_path / "a.json", shapes, "multilabel"), NO_BACKGROUND)
     np.testing.assert_array_equal(mask, [filled((1, 1, 6, 8, 1)), filled((4, 5, 9, 12, 1))])
 
 
@@ -73,7 +73,7 @@ def test_what_is_to_be_ignored(tmp_path):
     path = tmp_path / "a.json"
     mask = decode_mask(labelme(path, shapes), CLASSES)
     np.testing.assert_array_equal(mask, filled((1, 1, 6, 8, 1), (4, 5, 9, 12, 255)))
-    mask = decode_mask(labelme(path, shapes, "sigmoid"), NO_BACKGROUND)
+    mask = decode_mask(labelme(path, shapes, "multilabel"), NO_BACKGROUND)
     ignored = filled((4, 5, 9, 12, 255))
     np.testing.assert_array_equal(mask, [filled((4, 5, 9, 12, 255), (1, 1, 6, 8, 1)), ignored])
 

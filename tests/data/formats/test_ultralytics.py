@@ -8,7 +8,7 @@ from anysize.data.masks import decode_mask
 from anysize.data.reading import Encoding, Sample
 
 
-def polygons(path, text, kind="softmax"):
+def polygons(path, text, kind="multiclass"):
     path.write_text(text)
     return Sample(
         stem="a",
@@ -28,7 +28,7 @@ def test_lines_of_polygons(tmp_path):
     text = line(1, 4, 5, 8, 9) + "\n" + line(0, 0, 0, 10, 14)
     mask = decode_mask(polygons(tmp_path / "a.txt", text), CLASSES)
     np.testing.assert_array_equal(mask, filled((0, 0, 10, 14, 1), (4, 5, 8, 9, 2)))
-    mask = decode_mask(polygons(tmp_path / "a.txt", text, "sigmoid"), NO_BACKGROUND)
+    mask = decode_mask(polygons(tmp_path / "a.txt", text, "multilabel"), NO_BACKGROUND)
     np.testing.assert_array_equal(mask, [filled((0, 0, 10, 14, 1)), filled((4, 5, 8, 9, 1))])
 
 

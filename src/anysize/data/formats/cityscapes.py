@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anysize.config import DataConfig
+from anysize.config import DataConfig, LabelKind
 from anysize.data.classes import Classes, read_classes
 from anysize.data.files import unpaired_image, unpaired_mask
 from anysize.data.reading import Encoding, Pair, Pairs, Reading
-from anysize.data.shapes import LabelKind
 from anysize.errors import DataError
 from anysize.faults import Fault
 

@@ -74,7 +74,7 @@ def read_coco_folder(
         named_by = paths[0].name
         names = [n for n in files[0].categories.values() if n != IGNORE_NAME]
         classes = named_classes(names, str(paths[0]))
-        classes = with_background(classes) if kind == "softmax" else classes
+        classes = with_background(classes) if kind == "multiclass" else classes
     pairs = scan_coco(root, data, files)
     if files[0].categories != files[-1].categories:
         raise DataError(

@@ -78,7 +78,7 @@ def _unnamed(root: Path, files: Sequence[Path], kind: LabelKind) -> DataError:
     names = sorted(n for n in counts if n.lower() not in BACKGROUND_NAMES and n != IGNORE_NAME)
     if not names:
         return DataError(f"No LabelMe file in {root} has a shape. Outline objects first.")
-    if kind == "softmax":
+    if kind == "multiclass":
         names.insert(0, "_background_")
     listed = ", ".join(f"{n} ({counts[n]} shapes)" for n in names if n in counts)
     return DataError(

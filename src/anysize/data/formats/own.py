@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from anysize.config import DataConfig, MaskKind
+from anysize.config import DataConfig, LabelKind, MaskKind
 from anysize.data.classes import Classes, read_classes
 from anysize.data.files import is_one_of
 from anysize.data.formats.coco import coco_files, read_coco_folder
@@ -19,7 +19,6 @@ from anysize.data.reading import (
     in_doubt,
     scan_flat,
 )
-from anysize.data.shapes import LabelKind
 from anysize.errors import DataError
 from anysize.faults import Fault
 
@@ -113,7 +112,9 @@ def find_container(
         files = [p for p in labels.iterdir() if not p.name.startswith(".")]
         names = classes.names if classes else ()
         has_folders = any(p.is_dir() and (p.name in names or not names) for p in files)
-        if has_folders and (kind == "sigmoid" or not any(is_one_of(p, (".png",)) for p in files)):
+        if has_folders and (
+            kind == "multilabel" or not any(is_one_of(p, (".png",)) for p in files)
+        ):
             found.append("folders")
         elif any(is_one_of(p, (".png",)) for p in files):
             found.append("png")
@@ -147,7 +148,7 @@ def mask_folders(root: Path, labels: Path, classes: Classes, kind: LabelKind) ->
     Raises:
         DataError: A class's name cannot be a folder's, or there is one class only.
     """
-    if kind == "softmax":
+    if kind == "multiclass":
         check_several(root, classes)
         return [labels]
     for name in classes.names:

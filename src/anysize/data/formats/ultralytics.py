@@ -51,7 +51,7 @@ def read_ultralytics(root: Path, data: DataConfig, kind: LabelKind) -> Reading:
         classes, named_by = read_classes(toml), toml.name
     elif listed is not None:
         named_by = listed[1].name
-        classes = with_background(listed[0]) if kind == "softmax" else listed[0]
+        classes = with_background(listed[0]) if kind == "multiclass" else listed[0]
     else:
         raise DataError(
             f"{root} has no data.yaml, which names the classes. Add it, or write classes.toml."

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from anysize.config import DataConfig, MaskKind
+from anysize.config import DataConfig, LabelKind, MaskKind
 from anysize.data.classes import NAME_LISTS, Classes, named_classes, read_classes, read_names
 from anysize.data.files import by_stem, is_one_of, list_files, read_stems, unpaired_mask
 from anysize.data.reading import Encoding, Pair, Pairs, Reading
-from anysize.data.shapes import LabelKind
 from anysize.faults import Fault
 from anysize.images.decode import IMAGE_SUFFIXES
 
