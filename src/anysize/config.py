@@ -42,7 +42,8 @@ UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 
 class PixelConvention:
     """`[pixels]`: how an image becomes the net's input; saved inside every weights file.
 
-    A run that starts from weights takes theirs; all but `white` must then be left out.
+    A run that starts from weights takes theirs; all but `white` and `float_range` must then be left
+    out.
 
     input = (channels in `channel_order`, scaled so that white is `max_value`, - `mean`) / `std`.
 
@@ -52,6 +53,8 @@ class PixelConvention:
         mean, std: In `channel_order` and on the scale of `max_value`; one a channel of the net.
         white: Value of white in files of 16 bits: 4095 for a camera of 12 bits. In files of 8 bits
             it is 255.
+        float_range: The values of black and of white in TIFFs of floating point, which are refused
+            without it.
 
     Source: tf_slim's vgg preprocessing, whose means the resnet_v1 checkpoints use.
     """
@@ -61,6 +64,7 @@ class PixelConvention:
     mean: tuple[float, ...] = (123.68, 116.779, 103.939)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     white: int = 65535
+    float_range: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,6 +497,12 @@ def check_pixels(pixels: PixelConvention, num_channels: int, source: str) -> Non
         raise ConfigError(
             f"`pixels.white` is {pixels.white}; it must be from 255 to 65535, the value of white "
             f"in files of 16 bits ({source})."
+        )
+    given = pixels.float_range
+    if given and (len(given) != 2 or not given[0] < given[1] or pixels.white != 65535):
+        raise ConfigError(
+            f"`pixels.float_range` is {list(given)}; it must be [black, white], black below white, "
+            f"and `pixels.white` is then left out ({source})."
         )
     if not pixels.max_value > 0:
         raise ConfigError(

@@ -230,7 +230,7 @@ def test_an_image_that_changed_its_size_is_named(make_folder, classes):
 def test_any_other_error_notes_the_file(make_folder, classes, monkeypatch):
     samples = find_samples(make_folder([(9, 9)]), classes, "multiclass")
 
-    def fail(path, num_channels):
+    def fail(path, *_):
         raise MemoryError
 
     monkeypatch.setattr(loader, "decode_image", fail)
@@ -270,7 +270,7 @@ def test_steps_are_made_ahead_within_bounds(make_folder, classes, monkeypatch):
             num_submitted += 1
             return super().submit(*args)
 
-    def count(path, num_channels):
+    def count(path, *_):
         decoded.release()
         return decode_image(path)
 
@@ -294,7 +294,7 @@ def test_the_wait_is_measured(make_folder, classes, monkeypatch):
     may_decode = threading.Semaphore(0)
     finish = loader._finish
 
-    def decode_when_due(path, num_channels):
+    def decode_when_due(path, *_):
         assert may_decode.acquire(timeout=60)
         return decode_image(path)
 
@@ -327,7 +327,7 @@ def test_what_has_not_begun_is_dropped_at_the_end(make_folder, classes, monkeypa
     second_began, may_go_on = threading.Event(), threading.Event()
     begun = []
 
-    def hold(path, num_channels):
+    def hold(path, *_):
         begun.append(path.stem)
         if path.stem == "s1":
             second_began.set()

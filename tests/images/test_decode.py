@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, PngImagePlugin
 from tests.data.files import finish_tiff, write_png16, write_tiff
 
 from anysize.config import PixelConvention
@@ -12,9 +12,10 @@ from anysize.data.loader import normalise
 from anysize.errors import DataError
 from anysize.faults import FaultError
 from anysize.geometry import Size
+from anysize.images import decode
 from anysize.images import headers as fingerprint
-from anysize.images.decode import decode_image, describe_image, viewable
-from anysize.images.headers import read_size
+from anysize.images.decode import decode_image, image_rows, viewable
+from anysize.images.headers import read_frame, read_size
 
 RNG = np.random.default_rng(0)
 
@@ -74,15 +75,6 @@ def test_numbers_that_16_bits_do_not_hold_are_refused(tmp_path):
         decode_image(tmp_path / "a.tif")
     assert caught.value.fault.kind == "encoding"
     assert caught.value.fault.path == tmp_path / "a.tif"
-
-
-def test_floating_point_is_refused(tmp_path):
-    Image.new("F", (3, 2)).save(tmp_path / "a.tif")
-    with pytest.raises(FaultError, match="neither 8 nor 16 bits"):
-        decode_image(tmp_path / "a.tif")
-    write_tiff(tmp_path / "b.tif", values(5).astype(np.float32), sample_format=3)
-    with pytest.raises(FaultError, match="floating point"):
-        decode_image(tmp_path / "b.tif", 5)
 
 
 def test_white_that_is_zero_is_turned(tmp_path):
@@ -170,7 +162,7 @@ def test_a_fourth_band_is_alpha_unless_it_is_called_data(tmp_path, dtype, extra,
     path = tmp_path / "a.tif"
     write_tiff(path, array, photometric=2, **({"extra": extra} if extra else {}))
     np.testing.assert_array_equal(decode_image(path, 4), array)
-    if is_alpha and not (extra == (1,) and dtype == np.uint8):  # Pillow divides by this alpha
+    if is_alpha and extra != (1,):  # Colours are divided by this alpha, see below.
         np.testing.assert_array_equal(decode_image(path, 3), array[..., :3])
     elif not is_alpha:
         with pytest.raises(FaultError, match=r"has 4 channels, but model\.num_channels is 3"):
@@ -259,7 +251,7 @@ def test_all_eight_orientations(tmp_path, suffix, orientation):
     assert image.shape == corners.shape
     assert np.abs(image - corners)[8:-8, 8:-8].mean() < 8
     assert read_size(path) == Size(32, 48)
-    assert describe_image(path).orientation == orientation
+    assert read_frame(path).orientation == orientation
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "I;16"])
@@ -324,17 +316,138 @@ def test_of_several_frames_the_first_is_taken(tmp_path, suffix):
     options = {"lossless": True} if suffix == "webp" else {}
     frames[0].save(path, save_all=True, append_images=frames[1:], **options)
     assert (decode_image(path) == (10, 20, 30)).all()
-    assert describe_image(path).num_frames == 3
 
 
-def test_what_a_header_says(tmp_path):
-    write_png16(tmp_path / "a.png", values(3))
-    assert describe_image(tmp_path / "a.png").bits == 16
-    write_tiff(tmp_path / "a.tif", values(5))
-    facts = describe_image(tmp_path / "a.tif")
-    assert (facts.size, facts.bits, facts.num_frames) == (Size(5, 7), 16, 1)
-    Image.new("RGB", (7, 5)).save(tmp_path / "a.jpg")
-    assert describe_image(tmp_path / "a.jpg").bits == 8
+def test_an_orientation_anywhere_in_the_file_counts_for_header_and_pixels(tmp_path):
+    """Behind the pixels of a PNG, behind 16 KiB of a JPEG, and in XMP data."""
+    stored = np.arange(40 * 24 * 3, dtype=np.uint8).reshape(40, 24, 3) // 16 * 16
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    late = tmp_path / "late.png"
+    Image.fromarray(stored).save(late, exif=exif)
+    data = late.read_bytes()
+    start = data.index(b"eXIf") - 4
+    stop = start + 12 + int.from_bytes(data[start : start + 4], "big")
+    end = data.index(b"IEND") - 4
+    late.write_bytes(data[:start] + data[stop:end] + data[start:stop] + data[end:])
+    xmp = tmp_path / "xmp.png"
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", '<rdf:Description tiff:Orientation="6"/>')
+    Image.fromarray(stored).save(xmp, pnginfo=info)
+    jpeg = tmp_path / "late.jpg"
+    Image.fromarray(stored).save(jpeg, exif=exif, quality=95)
+    data = jpeg.read_bytes()
+    at = data.index(b"Exif\0") - 4
+    filler = b"\xff\xe9" + struct.pack(">H", 20_002) + bytes(20_000)
+    jpeg.write_bytes(data[:at] + filler + data[at:])
+    assert jpeg.read_bytes().index(b"Exif\0") > 16_384
+    for path in (late, xmp, jpeg):
+        assert read_frame(path) == (Size(40, 24), 6)
+        assert read_size(path) == Size(24, 40)
+        image = decode_image(path).astype(int)
+        assert np.abs(image - np.rot90(stored, -1)).mean() < (12 if path == jpeg else 1e-9)
+
+
+def test_alpha_that_colours_were_multiplied_by_is_divided_out_at_16_bits_as_at_8(tmp_path):
+    straight = values(3, np.uint8) // 4 * 4
+    alpha = values(1, np.uint8) // 2 + 100
+    for scale, dtype in ((1, np.uint8), (257, np.uint16)):
+        most = np.iinfo(dtype).max
+        colours, opacity = straight.astype(float) * scale, alpha.astype(float) * scale
+        stored = np.concatenate([np.rint(colours * opacity / most), opacity], -1).astype(dtype)
+        path = tmp_path / "a.tif"
+        write_tiff(path, stored, photometric=2, extra=[1])
+        image = decode_image(path).astype(float) / scale
+        assert np.abs(image - straight).max() <= 2
+        write_tiff(path, stored, photometric=2, extra=[2])  # the control: alpha is only beside it
+        np.testing.assert_array_equal(decode_image(path), stored[..., :3])
+
+
+def test_floats_need_a_range(tmp_path):
+    path = tmp_path / "a.tif"
+    array = np.random.default_rng(0).uniform(-1, 3, (5, 7)).astype(np.float32)
+    Image.fromarray(array).save(path)
+    with pytest.raises(FaultError, match=r"Set pixels\.float_range"):
+        decode_image(path)
+    expected = np.rint((array.astype(float) - 0.5).clip(0, 2) / 2 * 65535)
+    for image in (decode_image(path, 1, (0.5, 2.5)), decode_image(path, 3, (0.5, 2.5))[..., :1]):
+        assert image.dtype == np.uint16
+        np.testing.assert_array_equal(image[..., 0], expected)
+    write_tiff(path, np.stack([array] * 5, -1), sample_format=3)
+    np.testing.assert_array_equal(decode_image(path, 5, (0.5, 2.5))[..., 4], expected)
+    array[0, 0] = np.nan
+    Image.fromarray(array).save(path)
+    with pytest.raises(FaultError, match="1 values that are not finite"):
+        decode_image(path, 1, (0.5, 2.5))
+
+
+@pytest.mark.parametrize("bands", [1, 3, 5])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"tile": 16}, {"planar": 2}, {"compression": 8, "predictor": 2}, {"order": ">"}],
+    ids=str,
+)
+def test_rows_of_a_large_tiff_are_those_of_the_whole(tmp_path, monkeypatch, bands, how):
+    if bands == 1 and "planar" in how:
+        pytest.skip("one band has no planes")
+    array = values(bands, size=(45, 37))
+    path = tmp_path / "a.tif"
+    write_tiff(path, array, photometric=2 if bands == 3 else 1, **how)
+    small = image_rows(path, bands)
+    monkeypatch.setattr(fingerprint.Image, "MAX_IMAGE_PIXELS", 45 * 37 - 1)
+    large = image_rows(path, bands)
+    for rows in (small, large):
+        assert rows.size == Size(45, 37)
+        for top, bottom in ((0, 45), (0, 1), (44, 45), (13, 37), (16, 32)):
+            np.testing.assert_array_equal(rows.read(top, bottom), array[top:bottom])
+
+
+def test_only_the_strips_that_rows_lie_in_are_read(tmp_path, monkeypatch):
+    """The others may even be missing; the control is the whole file, which then is refused."""
+    array = values(3, size=(64, 16))
+    path = tmp_path / "a.tif"
+    write_tiff(path, array, photometric=2)
+    data = bytearray(path.read_bytes())
+    at = data.rindex(struct.pack("<HHI", 273, 4, 32)) + 8
+    (where,) = struct.unpack("<I", data[at : at + 4])
+    data[where + 4 * 30 : where + 4 * 32] = struct.pack("<II", 1 << 30, 1 << 30)
+    path.write_bytes(data)
+    monkeypatch.setattr(fingerprint.Image, "MAX_IMAGE_PIXELS", 1000)
+    rows = image_rows(path)
+    np.testing.assert_array_equal(rows.read(10, 60), array[10:60])
+    with pytest.raises(FaultError, match="ends before its strips do"):
+        rows.read(10, 64)
+
+
+def test_a_bigtiff_is_read(tmp_path, monkeypatch):
+    array = values(3, np.uint8, size=(45, 37))
+    path = tmp_path / "a.tif"
+    Image.fromarray(array).save(path, big_tiff=True)
+    assert path.read_bytes()[:4] == b"II+\0"
+    np.testing.assert_array_equal(decode_image(path), array)
+    monkeypatch.setattr(fingerprint.Image, "MAX_IMAGE_PIXELS", 1000)
+    np.testing.assert_array_equal(image_rows(path).read(7, 31), array[7:31])
+
+
+def test_what_is_too_large_in_any_case_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "LARGEST_WHOLE", 1000)
+    monkeypatch.setattr(fingerprint.Image, "MAX_IMAGE_PIXELS", 100)
+    Image.new("RGB", (30, 30)).save(tmp_path / "a.png")
+    assert image_rows(tmp_path / "a.png").size == Size(30, 30)
+    Image.new("RGB", (30, 40)).save(tmp_path / "b.png")
+    with pytest.raises(FaultError, match=r"b\.png is 40x30, more than the 1000 pixels"):
+        image_rows(tmp_path / "b.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.heic", b"\0\0\0\x18ftypheic"), ("a.gif", b"GIF89a")]
+)
+def test_formats_that_are_not_read_are_named(tmp_path, name, start):
+    for path in (tmp_path / name, tmp_path / "a.jpg"):  # by content, whatever the name
+        path.write_bytes(start + bytes(100))
+        for read in (decode_image, read_size):
+            with pytest.raises(DataError, match=f"{name[2:].upper()}.*Convert it to PNG"):
+                read(path)
 
 
 # Hostile files

@@ -36,7 +36,9 @@ from anysize.data.transforms import largest_size
 from anysize.errors import DataError, ShapeError
 from anysize.faults import DoubtError, Fault, FaultError, listing
 from anysize.geometry import Size
-from anysize.images.decode import Pixels, decode_image, describe_image
+from anysize.images.decode import Pixels, decode_image
+from anysize.images.formats import format_by_suffix
+from anysize.images.headers import read_frame
 from anysize.planning.packing import check_fit
 from anysize.planning.planfile import Plan, read_plan
 
@@ -77,15 +79,6 @@ MIN_TOGETHER = 3
 
 LARGE_PIXELS = 16_000_000
 """Images above it are decoded one at a time, so that threads do not add up their memory."""
-
-_EXIF_MARKS = {
-    b"\xff\xd8": (b"Exif\0",),
-    b"\x89PNG": (b"eXIf", b"Raw profile type exif"),
-    b"RIFF": (b"VP8X",),
-    b"II": (b"II",),
-    b"MM": (b"MM",),
-}
-_HEAD_BYTES = 1 << 14
 
 
 def check_data(
@@ -402,20 +395,9 @@ def mask_turn(sample: Sample) -> tuple[int, bool]:
 
     A mask's own orientation is never applied. 1 where nothing is to be turned.
     """
-    of_mask = next((o for m in sample.masks if (o := _orientation(m)) != 1), 1)
-    return (of_mask, True) if of_mask != 1 else (_orientation(sample.image), False)
-
-
-def _orientation(path: Path) -> int:
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    # What has no mark of EXIF data near its start, or of a format that keeps them elsewhere, is
-    # not opened once more.
-    marks = next((m for start, m in _EXIF_MARKS.items() if head.startswith(start)), ())
-    if not any(mark in head for mark in marks):
-        return 1
-    orientation = describe_image(path).orientation
-    return orientation if orientation in range(2, 9) else 1
+    pictures = [m for m in sample.masks if format_by_suffix(m) is not None]
+    of_mask = next((o for m in pictures if (o := read_frame(m).orientation) != 1), 1)
+    return (of_mask, True) if of_mask != 1 else (read_frame(sample.image).orientation, False)
 
 
 def _suspicious(seen: Seen, classes: Classes) -> Iterator[Finding]:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anysize.images.opening import upright
+
 MIN_BORDER = 100
 """Border pixels that each way must have of its own; fewer say nothing."""
 
@@ -41,28 +43,9 @@ class Agreement(NamedTuple):
 
 
 def stand_upright(labels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turns `[..., h, w]` from the frame of the stored image to that of the upright one.
-
-    Source: TIFF 6.0, tag 274.
-    """
-    match orientation:
-        case 2:
-            labels = labels[..., ::-1]
-        case 3:
-            labels = labels[..., ::-1, ::-1]
-        case 4:
-            labels = labels[..., ::-1, :]
-        case 5:
-            labels = labels.swapaxes(-1, -2)
-        case 6:
-            labels = labels[..., ::-1, :].swapaxes(-1, -2)
-        case 7:
-            labels = labels[..., ::-1, ::-1].swapaxes(-1, -2)
-        case 8:
-            labels = labels[..., ::-1].swapaxes(-1, -2)
-        case _:
-            pass
-    return np.ascontiguousarray(labels)
+    """Turns `[..., h, w]` from the frame of the stored image to that of the upright one."""
+    turned = upright(np.moveaxis(labels, (-2, -1), (0, 1)), orientation)
+    return np.ascontiguousarray(np.moveaxis(turned, (0, 1), (-2, -1)))
 
 
 def compare_edges(

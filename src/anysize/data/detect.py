@@ -18,7 +18,7 @@ from anysize.data.files import some_of
 from anysize.data.masks import colour_codes, colour_table, read_png_header
 from anysize.data.reading import in_doubt
 from anysize.faults import FaultError
-from anysize.images.decode import opened
+from anysize.images.opening import opened
 
 
 class Detected(NamedTuple):

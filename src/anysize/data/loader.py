@@ -182,7 +182,7 @@ def _fill(
     )
     try:
         with recipe.stage("decode"):
-            decoded = _decode(sample, len(recipe.pixels.mean))
+            decoded = _decode(sample, recipe.pixels)
             labels = decode_mask(sample, recipe.classes)
         with recipe.stage("transform"):
             image, mask = apply_draw(draw, decoded, labels)
@@ -205,8 +205,8 @@ def _fill(
         ] = mask
 
 
-def _decode(sample: Sample, num_channels: int) -> Pixels:
-    image = decode_image(sample.image, num_channels)
+def _decode(sample: Sample, pixels: PixelConvention) -> Pixels:
+    image = decode_image(sample.image, len(pixels.mean), pixels.float_range)
     size = Size(*image.shape[:2])
     if size != sample.size:
         raise DataError(

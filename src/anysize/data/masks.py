@@ -20,8 +20,9 @@ from anysize.data.shapes import paint
 from anysize.errors import first_names
 from anysize.faults import MOST_LISTED, FaultError
 from anysize.geometry import Size
-from anysize.images.decode import opened, readable, size_fault
+from anysize.images.decode import size_fault
 from anysize.images.headers import ORIENTATION
+from anysize.images.opening import opened, readable
 
 _PNG_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
 

@@ -13,7 +13,7 @@ from anysize.data.files import by_stem, list_files, unpaired_image, unpaired_mas
 from anysize.errors import DataError
 from anysize.faults import DoubtError, Fault
 from anysize.geometry import Size
-from anysize.images.decode import IMAGE_SUFFIXES
+from anysize.images.formats import IMAGE_SUFFIXES
 
 STACK_SUFFIXES = (".tif", ".tiff", ".npy")
 

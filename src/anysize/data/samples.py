@@ -47,7 +47,8 @@ from anysize.data.reading import (
 )
 from anysize.errors import DataError
 from anysize.faults import Fault, FaultError, listing
-from anysize.images.decode import EIGHT_BIT_MODES, IMAGE_SUFFIXES, decode_image, size_fault
+from anysize.images.decode import EIGHT_BIT_MODES, decode_image, size_fault
+from anysize.images.formats import IMAGE_SUFFIXES
 from anysize.images.headers import read_size, read_sizes, unreadable
 
 __all__ = [

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from anysize.errors import DataError
 from anysize.geometry import Size
-
-IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
-"""What Pillow may decode, by a file's content; each further decoder is one more way to fail."""
+from anysize.images.formats import IMAGE_FORMATS, format_of
 
 DECODER_ERRORS = (
     OSError,
@@ -37,13 +37,13 @@ NUM_THREADS = 4
 MAX_NAMED = 10
 """Unreadable files that an error names; further ones are counted."""
 
-_PNG_EXIF_TEXT = b"Raw profile type exif"
-"""Start of the text chunk in which ImageMagick keeps EXIF data."""
+_PNG_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""Starts of the text chunks in which ImageMagick keeps EXIF data, and Adobe XMP."""
 
 ORIENTATION = 0x0112
 """EXIF's tag for how an image is to be turned. Source: TIFF 6.0, tag 274."""
 
-_WIDTH, _HEIGHT = 0x0100, 0x0101
+_WIDTH, _HEIGHT, _XMP = 0x0100, 0x0101, 0x02BC
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap height and width. Source: TIFF 6.0, tag 274."""
 
@@ -54,25 +54,59 @@ def read_size(path: Path) -> Size:
     Raises:
         DataError: The file is missing, is not an image, or its header is damaged.
     """
+    size = read_frame(path).seen
+    try:
+        check_not_a_bomb(size)
+    except Image.DecompressionBombError as error:
+        raise DataError(
+            f"{path} cannot be read as an image: {why_unreadable(path, error)}"
+        ) from None
+    return size
+
+
+def read_frame(path: Path) -> Frame:
+    """Reads an image's size as it is stored, and how it is turned to be seen.
+
+    Raises:
+        DataError: The file is missing, is not an image, or its header is damaged.
+    """
     try:
         tiff = read_tiff_header(path)
         if tiff is not None:
-            size = tiff_size(tiff)
+            frame = tiff_frame(tiff)
         else:
             with Image.open(path, formats=IMAGE_FORMATS) as image:
-                width, height = image.size
-                turned = _may_be_turned(image.format, path) and (
-                    image.getexif().get(ORIENTATION) in _TURNED
-                )
-            size = Size(width, height) if turned else Size(height, width)
-        check_not_a_bomb(size)
+                frame = Frame(Size(image.height, image.width), _orientation_of_image(image, path))
+        check_not_a_bomb(frame.stored)
     except FileNotFoundError:
         raise DataError(f"No such image: {path}. Restore it, or take it off the list.") from None
     except DECODER_ERRORS as error:
         raise DataError(
-            f"{path} cannot be read as an image: {_one_line(error)}. Replace or remove it."
+            f"{path} cannot be read as an image: {why_unreadable(path, error)}"
         ) from None
-    return size
+    return frame
+
+
+def why_unreadable(path: Path, error: Exception) -> str:
+    """What is wrong with a file that no decoder takes, and what to do, in a sentence or two."""
+    try:
+        found = format_of(path)
+    except OSError:
+        found = None
+    if found is not None and found.no_image:
+        return f"it is {found.name}. {found.no_image}"
+    return f"{_one_line(error)}. Replace or remove it."
+
+
+def _orientation_of_image(image: Image.Image, path: Path) -> int:
+    """The EXIF orientation, wherever in the file it is: behind the pixels too, or in XMP data."""
+    if not _may_be_turned(image.format, path):
+        return 1
+    return _valid(image.getexif().get(ORIENTATION, 1))
+
+
+def _valid(orientation: object) -> int:
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
 
 
 def check_not_a_bomb(size: Size) -> None:
@@ -85,7 +119,7 @@ def check_not_a_bomb(size: Size) -> None:
     if limit is not None and size.pixels > limit:
         raise Image.DecompressionBombError(
             f"{size.pixels} pixels are more than the {limit} that Pillow takes for harmless; cut "
-            f"it into tiles"
+            f"it into tiles (`anysize predict` reads larger images in parts)"
         )
 
 
@@ -109,8 +143,8 @@ def read_tiff_header(path: Path) -> ImageFileDirectory_v2 | None:
     return tags
 
 
-def tiff_size(tags: ImageFileDirectory_v2) -> Size:
-    """The size of a TIFF as it is seen.
+def tiff_frame(tags: ImageFileDirectory_v2) -> Frame:
+    """The size of a TIFF as it is stored, and how it is turned to be seen.
 
     Raises:
         ValueError: The tags hold no size.
@@ -118,8 +152,11 @@ def tiff_size(tags: ImageFileDirectory_v2) -> Size:
     width, height = tags.get(_WIDTH), tags.get(_HEIGHT)
     if type(width) is not int or type(height) is not int or width < 1 or height < 1:
         raise ValueError(f"a TIFF of {width} by {height} pixels")
-    turned = tags.get(ORIENTATION) in _TURNED
-    return Size(width, height) if turned else Size(height, width)
+    orientation = tags.get(ORIENTATION)
+    if orientation is None and isinstance(xmp := tags.get(_XMP), bytes):
+        match = re.search(rb'tiff:Orientation(?:="|>)([0-9])', xmp)
+        orientation = int(match[1]) if match else 1
+    return Frame(Size(height, width), _valid(orientation))
 
 
 def fingerprint(paths: Sequence[Path]) -> list[Size]:
@@ -159,8 +196,8 @@ def _may_be_turned(image_format: str | None, path: Path) -> bool:
         file.seek(8)
         while len(chunk := file.read(8)) == 8:
             length, kind = struct.unpack(">I4s", chunk)
-            start = file.read(min(length, len(_PNG_EXIF_TEXT)))
-            if kind == b"eXIf" or start == _PNG_EXIF_TEXT:
+            start = file.read(min(length, max(map(len, _PNG_TEXTS))))
+            if kind == b"eXIf" or start.startswith(_PNG_TEXTS):
                 return True
             file.seek(length + 4 - len(start), os.SEEK_CUR)
     return False
@@ -175,3 +212,16 @@ def _size_or_error(path: Path) -> Size | DataError:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+class Frame(NamedTuple):
+    """An image's size as it is stored, and its EXIF orientation, 1 for upright."""
+
+    stored: Size
+    orientation: int
+
+    @property
+    def seen(self) -> Size:
+        """The size once the orientation is applied."""
+        turned = self.orientation in _TURNED
+        return Size(self.stored.width, self.stored.height) if turned else self.stored

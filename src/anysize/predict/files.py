@@ -50,7 +50,8 @@ from anysize.geometry import (
     single,
     target_rect,
 )
-from anysize.images.decode import IMAGE_SUFFIXES, decode_image, viewable
+from anysize.images.decode import decode_image, viewable
+from anysize.images.formats import IMAGE_SUFFIXES
 from anysize.models.fcn import FCN, upsample
 
 DEFAULT_MAX_PIXELS = 4_194_304

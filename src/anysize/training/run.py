@@ -197,12 +197,15 @@ def prepare(
     if config.train.weights and not resume:
         pixels, taken = start_from(model, Path(config.train.weights), config.model, classes)
         console.print(taken)
-        # White is the camera's, not the net's.
-        pixels = dataclasses.replace(pixels, white=config.pixels.white)
+        # These are the camera's, not the net's.
+        pixels = dataclasses.replace(
+            pixels, white=config.pixels.white, float_range=config.pixels.float_range
+        )
         if config.pixels != pixels:
             raise ConfigError(
                 f"[pixels] is {config.pixels}, but the weights in {config.train.weights} were "
-                f"trained with {pixels}. Leave [pixels] out, except for `white`."
+                f"trained with {pixels}. Leave [pixels] out, except for `white` and "
+                "`float_range`."
             )
     model = model.to(device).train()
     if config.train.channels_last:

@@ -32,7 +32,7 @@ from anysize.data.shapes import (
 from anysize.errors import DataError
 from anysize.faults import Fault
 from anysize.geometry import Size
-from anysize.images.decode import IMAGE_SUFFIXES
+from anysize.images.formats import IMAGE_SUFFIXES
 
 MAX_YAML_BYTES = 1 << 16
 """Names of a thousand classes take a third of it; PyYAML takes seconds for a megabyte."""

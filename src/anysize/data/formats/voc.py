@@ -10,7 +10,7 @@ from anysize.data.classes import NAME_LISTS, Classes, named_classes, read_classe
 from anysize.data.files import by_stem, is_one_of, list_files, read_stems, unpaired_mask
 from anysize.data.reading import Encoding, Pair, Pairs, Reading
 from anysize.faults import Fault
-from anysize.images.decode import IMAGE_SUFFIXES
+from anysize.images.formats import IMAGE_SUFFIXES
 
 VOC_NAMES = (
     "background",
