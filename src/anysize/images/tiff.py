@@ -11,6 +11,7 @@ import io
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ def decode_bands(
     if is_float and tags.get(_PREDICTOR, 1) != 1:
         raise unsupported(path, "floating point values stored with a predictor")
     stored = _bands(path, tags, bits.pop(), rows or (0, tags[_HEIGHT]))
-    pixels = _scaled(path, stored, float_range) if is_float else stored
+    pixels = _scaled(path, stored, float_range) if is_float else cast("Pixels", stored)
     if tags.get(_PHOTOMETRIC, _BLACK_IS_ZERO) == _WHITE_IS_ZERO:
         pixels = np.iinfo(pixels.dtype).max - pixels
     num_colours = pixels.shape[-1] - _num_alpha(tags)
