@@ -131,7 +131,7 @@ def test_every_key_is_in_the_reference_with_its_default():
         part = reference.split(f"### `[{section.name}]`")[1].split("###")[0]
         for key in dataclasses.fields(_class_of(section.type)):
             default = "required"
-            if key.default is not dataclasses.MISSING:
+            if (key.default, key.default_factory) != (dataclasses.MISSING,) * 2:
                 text = to_toml(RunConfig(data=DataConfig(root="d"))).split(f"[{section.name}]")[1]
                 line = next(t for t in text.splitlines() if t.startswith(f"{key.name} = "))
                 default = f"`{line.split(' = ')[1]}`"

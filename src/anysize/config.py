@@ -78,6 +78,11 @@ class DataConfig:
         masks: How labels are stored: "index" (ids in a grey or palette PNG), "colours", "binary"
             (0 and 255), "folders" (a folder a class), "stack" (a page a class), "labelme", "coco"
             or "polygons" (Ultralytics). "auto" tells by several files.
+        mask_pattern: How masks are named: "{stem}_mask" pairs `a.jpg` with `a_mask.png`.
+        mask_orientation: Whether a mask's own EXIF orientation is applied: "apply", "ignore", or
+            "auto", which goes by the image's size and asks where both fit.
+        ids: What values of masks mean, a class or "ignore": `{0 = "ignore", 7 = "road"}`; empty
+            where they are the ids of `classes.toml`.
         images: Folder of images, relative to `root`; empty is that of the layout.
         labels: Folder of masks or LabelMe files, or the COCO file, relative to `root`; empty is
             that of the layout.
@@ -92,6 +97,9 @@ class DataConfig:
     root: str
     layout: Literal["auto", FolderLayout] = "auto"
     masks: Literal["auto", MaskKind] = "auto"
+    mask_pattern: str = "{stem}"
+    mask_orientation: Literal["auto", "apply", "ignore"] = "auto"
+    ids: Mapping[str, str] = field(default_factory=dict[str, str])
     images: str = ""
     labels: str = ""
     train: str = ""
@@ -382,6 +390,12 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:  # noqa
         if not isinstance(value, list):
             raise ConfigError(f"`{key}` is {value!r}; it must be a list ({source}).")
         return tuple(_convert(v, item, key, source) for v in typing.cast("list[object]", value))
+    if origin is Mapping:
+        if not isinstance(value, dict) or not all(
+            isinstance(v, str) for v in typing.cast("dict[str, object]", value).values()
+        ):
+            raise ConfigError(f'`{key}` is {value!r}; it must be like {{0 = "ignore"}} ({source}).')
+        return dict(typing.cast("dict[str, str]", value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and type(value) is hint:
@@ -471,6 +485,12 @@ def _check_together(config: RunConfig, source: str) -> None:
             f"`data.val_fraction` is {config.data.val_fraction}; it must lie between 0 and 1 "
             f"({source})."
         )
+    pattern = config.data.mask_pattern
+    if pattern.count("{stem}") != 1 or "/" in pattern or "\\" in pattern:
+        raise ConfigError(
+            f"`data.mask_pattern` is {pattern!r}; it must be a file name without its suffix that "
+            f'has {{stem}} in it once, such as "{{stem}}_mask" ({source}).'
+        )
     if bool(config.data.train) != bool(config.data.val):
         raise ConfigError(
             f"`data.train` and `data.val` go together ({source}). Give both lists or neither."
@@ -529,6 +549,10 @@ def _toml_value(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml_value(v) for v in typing.cast("tuple[object]", value)) + "]"
+    if isinstance(value, dict):
+        entries = typing.cast("dict[str, object]", value).items()
+        inside = ", ".join(f"{_toml_value(k)} = {_toml_value(v)}" for k, v in entries)
+        return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'

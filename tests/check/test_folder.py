@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from anysize.check.folder import (
-    FIXES,
-    check_data,
-    describe_report,
-    folder_config,
-    report_json,
-    require_fit,
-)
+from anysize.check.budget import require_fit, require_labels
+from anysize.check.findings import FIXES
+from anysize.check.folder import check_data, folder_config
+from anysize.check.report import describe_report, report_json
 from anysize.check.turned import compare_edges, stand_upright
 from anysize.config import PlanConfig
-from anysize.data.samples import decode_image
+from anysize.data.samples import decode_image, decode_mask
 from anysize.errors import DataError
 
 # pycocotools 2.0.11 under numpy 2.
@@ -228,9 +224,9 @@ def made(tmp_path, make, name="data"):
     return root
 
 
-def checked(root, num_threads=2, masks="auto", **plan):
+def checked(root, num_threads=2, masks="auto", mask_orientation="auto", **plan):
     config = folder_config(root)
-    data = replace(config.data, masks=masks)
+    data = replace(config.data, masks=masks, mask_orientation=mask_orientation)
     config = replace(config, data=data, plan=PlanConfig(**plan))
     return check_data(config, root, None, num_threads=num_threads)
 
@@ -245,7 +241,7 @@ def test_a_clean_folder_has_no_findings(tmp_path, make):
     assert report.findings == ()
     assert report.passed
     assert len(report.sizes) == len(SIZES)
-    pixels = sum(table.sum() for table in report.class_pixels.values())
+    pixels = sum(table.labels.sum() for table in report.class_pixels.values())
     planes = 3 if make in {class_folders, stack_folder} else 1
     if planes == 1:
         assert pixels == sum(h * w for h, w in SIZES)
@@ -338,7 +334,7 @@ def tagged_mask(root):
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     Image.open(path).transpose(STORED[6]).save(path, exif=exif)
-    return "rotated", "fault", path, (f"mask {path} has the EXIF orientation 6",)
+    return "rotated", "fault", path, ("EXIF orientation of its own, 6", "data.mask_orientation")
 
 
 def wrong_ids(root):
@@ -465,11 +461,10 @@ def test_a_mask_of_colours_among_ids_is_named(tmp_path):
     root = made(tmp_path, index_folder)
     path = root / "masks/s5.png"
     save_mask(path, np.array(COLOURS)[read(path) % 3])
-    with pytest.raises(DataError, match="set data.masks"):
-        checked(root)
-    report = checked(root, masks="index")
-    assert found(report) == {("encoding", "fault", path)}
-    assert "colour type RGB" in report.findings[0].message
+    for masks in ("auto", "index"):
+        report = checked(root, masks=masks)
+        assert found(report) == {("encoding", "fault", path)}
+        assert "three channels differ" in report.findings[0].message
 
 
 # Faults of other encodings
@@ -635,23 +630,35 @@ def test_faint_signs_bear_each_other_out(tmp_path):
     assert "most of the images with an orientation" in report.findings[0].message
 
 
-def test_a_masks_own_orientation_tips_the_scale(tmp_path):
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_masks_own_orientation_is_applied_where_its_size_shows_it_and_else_asked_about(
+    tmp_path, number
+):
     root = made(tmp_path, index_folder)
-    path = faint(root, 2, right=False)
+    path, orientation = root / f"masks/s{number}.png", ORIENTATIONS[number]
+    labels = read(path)
     exif = Image.Exif()
-    exif[ORIENTATION] = 8
-    Image.open(path).save(path, exif=exif)
-    assert found(checked(root)) == {("rotated", "fault", path)}
-    noise = np.random.default_rng(0).integers(0, 256, (*SIZES[2], 3), dtype=np.uint8)
-    save_image(root / "images/s2.jpg", noise)
+    exif[ORIENTATION] = orientation
+    Image.fromarray(labels).transpose(STORED[orientation]).save(path, exif=exif)
     report = checked(root)
-    assert found(report) == {("rotated", "warning", path)}
-    assert "edges of the image tell nothing" in report.findings[0].message
-    # A tag that was left behind when the mask was turned.
-    image, labels = draw(2, *SIZES[2])
-    save_image(root / "images/s2.jpg", image)
+    if number == 1:  # A quarter turn of a mask that is not square.
+        assert found(report) == set()
+    else:
+        assert found(report) == {("rotated", "fault", path)}
+        assert "data.mask_orientation" in report.findings[0].message
+    report = checked(root, mask_orientation="apply")
+    assert found(report) == set()
+    (sample,) = [s for s in report.folder.samples if s.stem == f"s{number}"]
+    assert (decode_mask(sample, report.folder.classes) == labels).all()
+    if number == 1:
+        report = checked(root, mask_orientation="ignore")
+        assert found(report) == {("rotated", "fault", path)}
+    # The tag was left behind: labels fit as they are stored.
     Image.fromarray(labels).save(path, exif=exif)
-    assert checked(root).findings == ()
+    report = checked(root, mask_orientation="auto" if number == 1 else "ignore")
+    assert found(report) == set()
+    (sample,) = [s for s in report.folder.samples if s.stem == f"s{number}"]
+    assert (decode_mask(sample, report.folder.classes) == labels).all()
 
 
 # Budget
@@ -745,6 +752,7 @@ def test_json_holds_everything(tmp_path):
         "counts",
         "findings",
         "fixes",
+        "brightest_of_16_bits",
         "classes",
         "splits",
         "sizes",
@@ -769,6 +777,53 @@ def test_class_pixels_are_those_of_the_masks(tmp_path):
         split = table["splits"][where]
         assert list(split["class_pixels"].values()) == [int((labels == i).sum()) for i in range(3)]
         assert split["ignored_pixels"] == int((labels == 255).sum())
+        masks = [read(root / f"masks/{s}.png") for s in stems]
+        images = [sum(bool((m == i).any()) for m in masks) for i in range(3)]
+        assert list(split["class_images"].values()) == images
+
+
+def test_shares_of_multilabel_folders_are_of_pixels(tmp_path):
+    root = made(tmp_path, class_folders)
+    report = checked(root)
+    where = next(iter(report.class_pixels))
+    stems = [stem for stem, part in report.split.items() if part == where]
+    disc = np.concatenate([read(root / f"masks/disc/{s}.png").ravel() for s in stems])
+    said = describe_report(report)
+    line = next(t for t in said.splitlines() if t.split()[:1] == ["disc"])
+    assert line.split() == ["disc", f"{disc.mean():.1%}", str(len(stems)), "of", str(len(stems))]
+
+
+@pytest.mark.parametrize(
+    ("brightest", "severity"), [(255, "fault"), (4095, "warning"), (40000, None)]
+)
+def test_16_bit_images_that_use_almost_none_of_white_are_named(tmp_path, brightest, severity):
+    root = made(tmp_path, index_folder)
+    for stem, labels in {f"s{i}": read(root / f"masks/s{i}.png") for i in range(8)}.items():
+        (path,) = (root / "images").glob(f"{stem}.*")
+        path.unlink()
+        grey = np.random.default_rng(len(stem) + labels.size).integers(0, brightest, labels.shape)
+        grey[0, 0] = brightest
+        Image.fromarray(grey.astype(np.uint16)).save(root / f"images/{stem}.png")
+    report = checked(root)
+    assert found(report) == ({("dark", severity, root)} if severity else set())
+    assert f"the brightest pixel is {brightest}, {brightest / 65535:.1%}" in describe_report(report)
+    if severity:
+        assert f"Set pixels.white, to {brightest} " in report.findings[0].message
+
+
+def test_a_split_of_which_all_is_ignored_is_a_fault(tmp_path):
+    root = made(tmp_path, index_folder)
+    write_lists(root)
+    for stem in ("s6", "s7"):
+        save_mask(root / f"masks/{stem}.png", np.full(SIZES[int(stem[1])], 255))
+    report = checked(root)
+    assert ("all_ignored", "fault", root) in found(report)
+    assert "2 images for evaluation are ignored" in describe_report(report)
+    val = [s for s in report.folder.samples if s.stem in {"s6", "s7"}]
+    with pytest.raises(DataError, match="nothing to score"):
+        require_labels(val, report.folder.classes, "evaluation")
+    train = [s for s in report.folder.samples if s.stem not in {"s6", "s7"}]
+    require_labels([*val, *train], report.folder.classes, "training")
 
 
 def test_ten_thousand_findings_do_not_flood(tmp_path):

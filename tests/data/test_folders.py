@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from anysize.config import DataConfig
+from anysize.data.pairing import find_patterns
 from anysize.data.samples import (
     decode_image,
     decode_mask,
@@ -81,7 +82,7 @@ def test_ids_in_grey_pngs(root):
     for i, grid in enumerate(labels):
         np.testing.assert_array_equal(labels_of(folder)[f"s{i}"], grid)
     assert folder.description == (
-        f"{root}: 3 images (images/); masks: ids in PNGs (grey, detected from 3 files); 3 classes "
+        f"{root}: 3 images (images/); masks: ids (grey, detected from 3 files); 3 classes "
         f"(classes.toml). Set data.masks to say otherwise."
     )
     told = read_folder(root, config(masks="index"), "multiclass")
@@ -121,15 +122,240 @@ def test_colours_of_classes_toml(root):
         read_folder(root, config(masks="colours"), "multilabel")
 
 
-def test_masks_of_both_kinds_are_asked_about(root):
-    for i in range(2):
-        ids(root / "masks" / f"s{i}.png", grids(1)[0])
-    write(root / "masks" / "s2.png", Image.new("RGB", (8, 6)))
-    with pytest.raises(DataError, match='set data.masks to "index" or to "colours"') as caught:
+def test_the_file_that_is_stored_otherwise_than_most_is_named(root):
+    labels = grids(4)
+    image(root / "images" / "s3.png")
+    for i, grid in enumerate(labels):
+        ids(root / "masks" / f"s{i}.png", grid)
+    write(root / "masks" / "s2.png", Image.fromarray(np.array(COLOURS, np.uint8)[labels[2]]))
+    for settings in (config(), config(masks="index")):
+        folder = scan_folder(root, settings, "multiclass")
+        assert folder.masks == "index"
+        if settings.masks == "auto":
+            assert [(f.kind, f.path.name) for f in folder.faults] == [("encoding", "s2.png")]
+        with pytest.raises(DataError, match=r"s2\.png is stored as RGB.*channels differ"):
+            decode_mask(folder.samples[2], folder.classes)
+    for i in (0, 1):
+        picture = Image.fromarray(np.array(COLOURS, np.uint8)[labels[i]])
+        write(root / "masks" / f"s{i}.png", picture)
+    folder = scan_folder(root, config(), "multiclass")
+    assert folder.masks == "colours"
+    assert [(f.kind, f.path.name) for f in folder.faults] == [("encoding", "s3.png")]
+    with pytest.raises(DataError, match=r"s3\.png holds ids \(grey\) among masks of colours"):
         read_folder(root, config(), "multiclass")
-    assert "1 of 3 in RGB" in str(caught.value)
-    with pytest.raises(DataError, match="s2.png is a PNG of colour type RGB"):
-        read_folder(root, config(masks="index"), "multiclass")
+    ids(root / "masks" / "s0.png", labels[0])
+    with pytest.raises(DataError, match='set data.masks to "index" or to "colours"'):
+        read_folder(root, config(), "multiclass")
+
+
+def test_rgb_with_equal_channels_is_ids(root):
+    labels = grids()
+    for i, grid in enumerate(labels):
+        write(root / "masks" / f"s{i}.png", Image.fromarray(np.stack([grid] * 3, -1)))
+    for settings in (config(), config(masks="index")):
+        folder = read_folder(root, settings, "multiclass")
+        assert folder.masks == "index"
+        for i, grid in enumerate(labels):
+            np.testing.assert_array_equal(labels_of(folder)[f"s{i}"], grid)
+    # Shades that are the classes' colours, and no ids.
+    classes_toml(root, colours=((0, 0, 0), (127, 127, 127), (255, 255, 255)))
+    for i, grid in enumerate(labels):
+        shades = np.array([0, 127, 255], np.uint8)[grid]
+        write(root / "masks" / f"s{i}.png", Image.fromarray(np.stack([shades] * 3, -1)))
+    folder = read_folder(root, config(), "multiclass")
+    assert folder.masks == "colours"
+    np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
+
+
+def test_palettes_in_another_order_are_read_by_their_colours_or_named(root):
+    """Only one of twenty differs, at a place where a few files spread over all would not look."""
+    labels = grids(20)
+    for i, grid in enumerate(labels):
+        image(root / "images" / f"t{i:02}.png")
+        order = [1, 2, 0] if i == 3 else [0, 1, 2]
+        picture = Image.fromarray(np.argsort(order).astype(np.uint8)[grid])
+        picture.putpalette([v for k in order for v in COLOURS[k]])
+        write(root / "masks" / f"t{i:02}.png", picture)
+    for i in range(3):
+        (root / "images" / f"s{i}.png").unlink()
+    folder = read_folder(root, config(), "multiclass")
+    assert folder.masks == "colours"
+    assert "t03.png" in folder.notes[0]
+    assert "t04.png" not in folder.notes[0]
+    for i, grid in enumerate(labels):
+        np.testing.assert_array_equal(labels_of(folder)[f"t{i:02}"], grid)
+    # Without the colours in classes.toml nothing tells which of the orders is that of the ids.
+    classes_toml(root, colours=((1, 1, 1), (2, 2, 2), (3, 3, 3)))
+    folder = scan_folder(root, config(), "multiclass")
+    assert [f.path.name for f in folder.faults] == ["t03.png"]
+    assert "the palette of" in folder.faults[0].message
+    assert scan_folder(root, config(masks="index"), "multiclass").faults == ()
+
+
+def test_0_and_255_where_three_classes_are_named(root):
+    for i in range(3):
+        ids(root / "masks" / f"s{i}.png", grids(1, 2)[0] * 255)
+    with pytest.raises(DataError, match="nothing but 0 and 255.*3 classes are named"):
+        read_folder(root, config(), "multiclass")
+    # One mask of a class among many, which a few files spread over all would miss.
+    for i in range(20):
+        image(root / "images" / f"t{i:02}.png")
+        ids(root / "masks" / f"t{i:02}.png", grids(1, 2)[0] * 255)
+    ids(root / "masks" / "t04.png", grids(1, 3)[0])
+    assert read_folder(root, config(), "multiclass").masks == "index"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"),
+    [
+        ("tif", np.uint8),
+        ("bmp", np.uint8),
+        ("png", np.uint16),
+        ("tif", np.uint16),
+        ("tif", np.int32),
+    ],
+)
+def test_ids_in_other_containers(root, suffix, dtype):
+    labels = grids()
+    for i, grid in enumerate(labels):
+        write(root / "masks" / f"s{i}.{suffix}", Image.fromarray(grid.astype(dtype)))
+    folder = read_folder(root, config(), "multiclass")
+    assert folder.masks == "index"
+    for i, grid in enumerate(labels):
+        np.testing.assert_array_equal(labels_of(folder)[f"s{i}"], grid)
+    if dtype != np.uint8:
+        big = labels[0].astype(dtype)
+        big[0, 0] = 300
+        write(root / "masks" / f"s0.{suffix}", Image.fromarray(big))
+        with pytest.raises(DataError, match=r"not labels: 300 \(1 pixels\)"):
+            labels_of(folder)
+
+
+def test_values_that_mean_other_classes(root):
+    table = {0: "ignore", 7: "sea", 9: "land", 300: "sea"}
+    raw = RNG.choice(list(table), (6, 8)).astype(np.uint16)
+    expected = np.select([raw == 0, raw == 9], [255, 1], 0)
+    for i in range(3):
+        write(root / "masks" / f"s{i}.png", Image.fromarray(raw))
+    names = {str(value): name for value, name in table.items()}
+    folder = read_folder(root, config(ids=names), "multiclass")
+    np.testing.assert_array_equal(labels_of(folder)["s1"], expected)
+    with pytest.raises(DataError, match=r"set data\.ids"):
+        labels_of(scan_folder(root, config(), "multiclass"))
+    raw[0, 0] = 8
+    write(root / "masks" / "s1.png", Image.fromarray(raw))
+    with pytest.raises(DataError, match=r"8 \(1 pixels\)\. Labels are 0, 7, 9 and 300"):
+        labels_of(read_folder(root, config(ids=names), "multiclass"))
+    for wrong, says in (
+        ({"x": "sea"}, "whole number"),
+        ({"1": "seas"}, "'seas', which is no class"),
+    ):
+        with pytest.raises(DataError, match=says):
+            read_folder(root, config(ids=wrong), "multiclass")
+
+
+def test_zero_may_be_ignored(root):
+    classes_toml(root, more="ignore_index = 0")
+    labels = grids(3, 4)
+    for i, grid in enumerate(labels):
+        ids(root / "masks" / f"s{i}.png", grid)
+    folder = read_folder(root, config(), "multiclass")
+    for i, grid in enumerate(labels):
+        np.testing.assert_array_equal(labels_of(folder)[f"s{i}"], np.array([255, 0, 1, 2])[grid])
+    with pytest.raises(DataError, match="`ignore_index` is 0"):
+        read_folder(root, config(masks="folders"), "multilabel") if folder_a_class(
+            root, 1
+        ) else None
+
+
+# Names
+
+
+def test_masks_named_with_an_ending(root):
+    labels = grids()
+    for i, grid in enumerate(labels):
+        ids(root / "masks" / f"s{i}_mask.png", grid)
+    with pytest.raises(
+        DataError, match=r'"_mask" after the name. Set data.mask_pattern = "{stem}_m'
+    ):
+        read_folder(root, config(), "multiclass")
+    write(root / "masks" / "s0_colour.png", Image.new("RGB", (8, 6)))
+    folder = read_folder(root, config(mask_pattern="{stem}_mask"), "multiclass")
+    np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
+    assert "1 files" in folder.notes[0]
+    assert "not named {stem}_mask" in folder.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "patterns"),
+    [
+        (["1", "10"], ["1_m", "10_m"], ["{stem}_m"]),
+        (["1", "10"], ["10", "100"], ["{stem}0"]),
+        (["a", "b"], ["m-a-x", "m-b-x"], ["m-{stem}-x"]),
+        (["t/a", "v/b"], ["t/a_m", "v/b_m"], ["{stem}_m"]),
+        (["a", "b"], ["a_ids", "b_ids", "a_rgb", "b_rgb"], ["{stem}_ids", "{stem}_rgb"]),
+        (["a", "b"], ["c", "d"], []),
+        (["a", "b"], ["a_1", "b_2"], []),
+    ],
+)
+def test_patterns_that_pair_everything_are_found(images, masks, patterns):
+    assert find_patterns(images, masks) == patterns
+
+
+def test_nested_folders(root):
+    labels = grids()
+    for split in ("train", "val"):
+        for i, grid in enumerate(labels):
+            image(root / "images" / split / f"s{i}.png")
+            ids(root / "masks" / split / f"s{i}.png", grid)
+    for i in range(3):
+        (root / "images" / f"s{i}.png").unlink()
+    folder = read_folder(root, config(), "multiclass")
+    assert [s.stem for s in folder.samples] == [
+        f"{p}/s{i}" for p in ("train", "val") for i in range(3)
+    ]
+    assert folder.listed == ([f"train/s{i}" for i in range(3)], [f"val/s{i}" for i in range(3)])
+    np.testing.assert_array_equal(labels_of(folder)["val/s1"], labels[1])
+    assert len(images_of(root, config())) == 6
+
+
+def test_names_that_are_spelt_with_combining_marks_pair(root):
+    composed, packed = "Mu\u0308ller", "M\u00fcller"
+    image(root / "images" / f"{composed}.png")
+    for name in ("s0", "s1", "s2", packed):
+        ids(root / "masks" / f"{name}.png", grids(1)[0])
+    (root / "train.txt").write_text(f"{composed}\ns0\n")
+    (root / "val.txt").write_text("s1\n")
+    folder = read_folder(root, config(), "multiclass")
+    assert packed in {s.stem for s in folder.samples}
+    lists = config(train="train.txt", val="val.txt")
+    train, _ = split_samples(folder.samples, lists, root, seed=0)
+    assert [s.stem for s in train] == [packed, "s0"]
+
+
+def test_formats_that_are_not_read_are_named(root):
+    for i in range(3):
+        ids(root / "masks" / f"s{i}.png", grids(1)[0])
+    (root / "images" / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    for name in ("._s0.png", ".DS_Store", "Thumbs.db", "desktop.ini"):
+        (root / "images" / name).write_bytes(b"x")
+        (root / "masks" / name).write_bytes(b"x")
+    folder = read_folder(root, config(), "multiclass")
+    assert [note for note in folder.notes if "a.heic" in note and "Convert" in note]
+    assert len(folder.notes) == 1
+    (root / "masks" / "s1.png").unlink()
+    Image.fromarray(grids(1)[0] * 90).save(root / "masks" / "s1.jpg")
+    with pytest.raises(DataError, match=r"s1\.jpg is JPEG\. JPEG changes values"):
+        read_folder(root, config(), "multiclass")
+    (root / "masks" / "s1.jpg").rename(root / "masks" / "s1.png")
+    with pytest.raises(DataError, match=r"s1\.png is JPEG, which is no format for masks"):
+        read_folder(root, config(), "multiclass")
+
+
+def test_folders_of_classes_ask_for_sigmoid(root):
+    folder_a_class(root, 1)
+    with pytest.raises(DataError, match=r'Set loss.kind to "sigmoid"'):
+        read_folder(root, config(), "multiclass")
 
 
 def palette_masks(root, order):

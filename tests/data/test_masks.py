@@ -89,7 +89,7 @@ def test_colours_of_another_size_and_of_16_bits_are_refused(tmp_path):
     Image.fromarray(painted()).save(path)
     assert fault_of(sample(path, "colours", size=(4, 2))).kind == "size"
     Image.new("I;16", (4, 2)).save(path)
-    assert fault_of(sample(path, "colours")).kind == "encoding"
+    assert fault_of(sample(path, "colours")).kind == "colours"
 
 
 def test_ids_are_looked_up(tmp_path):

@@ -79,13 +79,13 @@ def test_classes_are_read(tmp_path):
         ("[0, 200, 0]", "[0, 0, 255]", r"same colour to several classes: \(0, 0, 255\)"),
         ("ignore_index", "ignore", "unknown key `ignore`"),
         ("colour = [0, 200, 0]", "color = [0, 200, 0]", "class 1: unknown key `color`"),
-        ("colour = [0, 200, 0]", "", "colour of class 'land' is None"),
+        ("colour = [0, 200, 0]", "", "'land' has no `colour`"),
         ("[0, 200, 0]", "[0, 256, 0]", "colour of class 'land'"),
         ("[0, 200, 0]", "[0, true, 0]", "colour of class 'land'"),
         ("[0, 200, 0]", "[0, 200]", "colour of class 'land'"),
         ('name = "land"', "name = 3", "name of class 1 is 3"),
         ('name = "land"', 'name = " "', "name of class 1 is ' '"),
-        ("ignore_index = 200", "ignore_index = 1", "from 2 to 255"),
+        ("ignore_index = 200", "ignore_index = 1", "from 2 to 255.*data.ids"),
         ("ignore_index = 200", "ignore_index = 256", "from 2 to 255"),
         ("ignore_index = 200", "ignore_index = true", "`ignore_index` is True"),
         ("ignore_index = 200", "ignore_index = [", "cannot be read as TOML"),
@@ -158,7 +158,7 @@ def test_all_that_does_not_pair_up_is_in_one_message(make_folder, classes):
         find_samples(root, classes, "multiclass")
     message = str(caught.value)
     assert "3 faults" in message
-    assert f"image {root / 'images' / 's0.png'} has no mask {root / 'masks' / 's0.png'}" in message
+    assert f"image {root / 'images' / 's0.png'} has no mask {root / 'masks' / 's0'}.*" in message
     assert f"mask {root / 'masks' / 's1.png'} has no image" in message
     assert f"{root / 'images' / 's2.bmp'} and {root / 'images' / 's2.png'} have the same" in message
 
@@ -219,20 +219,38 @@ def test_masks_of_another_size_are_found_by_their_headers(make_folder, classes):
     assert "s1.png" not in message
 
 
-@pytest.mark.parametrize(
-    ("mode", "says"), [("RGB", "colour type RGB"), ("I;16", "16 bits"), ("LA", "grey with alpha")]
-)
-def test_masks_that_are_no_index_png_are_found_by_their_headers(make_folder, classes, mode, says):
+def test_masks_of_other_modes_are_found_by_their_headers(make_folder, classes):
     root = make_folder([(5, 7)])
-    Image.new(mode, (7, 5)).save(root / "masks" / "s0.png")
-    with pytest.raises(DataError, match=f"{root / 'masks' / 's0.png'} is a PNG of.*{says}"):
+    path = root / "masks" / "s0.png"
+    write_raw_png(path, [bytes(42)] * 5, 7, 16, 2)
+    with pytest.raises(DataError, match=f"{path} has a PNG of colour type 2 with 16 bits"):
         find_samples(root, classes, "multiclass")
+    for mode, options, says in (
+        ("F", {}, "floating point"),
+        ("CMYK", {}, "CMYK"),
+        ("L", {"tiffinfo": {262: 0}}, "0 is white"),
+    ):
+        Image.new(mode, (7, 5)).save(path, "TIFF", **options)
+        with pytest.raises(DataError, match=f"{path} has .*{says}"):
+            find_samples(root, classes, "multiclass")
+
+
+def test_transparent_pixels_are_refused_unless_they_are_black(make_folder, classes):
+    root = make_folder([(2, 3)])
+    sample = sample_of(root, Size(2, 3))
+    Image.new("LA", (3, 2), (1, 255)).save(sample.masks[0])
+    assert (decode_mask(sample, classes) == 1).all()
+    Image.new("LA", (3, 2), (0, 0)).save(sample.masks[0])
+    assert (decode_mask(sample, classes) == 0).all()
+    Image.new("LA", (3, 2), (1, 128)).save(sample.masks[0])
+    with pytest.raises(DataError, match="6 pixels that are transparent"):
+        decode_mask(sample, classes)
 
 
 def test_a_mask_that_is_no_png_is_named(make_folder, classes):
     root = make_folder([(5, 7)])
     (root / "masks" / "s0.png").write_bytes(b"not a PNG at all, just some text")
-    with pytest.raises(DataError, match=f"{root / 'masks' / 's0.png'} is not a PNG"):
+    with pytest.raises(DataError, match=f"{root / 'masks' / 's0.png'} is not a PNG, BMP or TIFF"):
         find_samples(root, classes, "multiclass")
 
 

@@ -9,12 +9,22 @@ compared between the border pixels of the mask as it is and those of the mask tu
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anysize.images.opening import upright
+from anysize.data.classes import Classes
+from anysize.data.masks import decode_mask
+from anysize.data.reading import Sample
+from anysize.faults import FaultError
+from anysize.geometry import Size
+from anysize.images.formats import format_by_suffix
+from anysize.images.headers import read_frame
+from anysize.images.opening import Pixels, upright
 
 MIN_BORDER = 100
 """Border pixels that each way must have of its own; fewer say nothing."""
@@ -27,6 +37,46 @@ WORTH = 0.6
 """Share of a random pixel's edges that those under the turned borders must surpass."""
 
 _LONGEST_SIDE = 1024
+
+
+def turn_of(
+    sample: Sample, image: Pixels, labels: NDArray[np.uint8], classes: Classes
+) -> Turn | None:
+    """What the image's edges say of the mask; None where there is nothing to be turned by."""
+    orientation = read_frame(sample.image).orientation
+    if orientation == 1 or any(_own_orientation(path) != 1 for path in sample.masks):
+        return None
+    turned = labels_turned(sample, labels, orientation, classes)
+    agreement = None if turned is None else compare_edges(image, labels, turned)
+    return None if agreement is None else Turn(orientation, agreement)
+
+
+def labels_turned(
+    sample: Sample, labels: NDArray[np.uint8], orientation: int, classes: Classes
+) -> NDArray[np.uint8] | None:
+    """A sample's labels as if they had been made over the image as it is stored.
+
+    Shapes have no size of their own, so they are drawn again at that of the stored image.
+    """
+    if orientation < 5 or sample.size.height == sample.size.width:
+        return stand_upright(labels, orientation)
+    if sample.encoding.kind not in {"labelme", "coco", "polygons"}:
+        return None
+    stored = Size(sample.size.width, sample.size.height)
+    with contextlib.suppress(FaultError):
+        return stand_upright(decode_mask(replace(sample, size=stored), classes), orientation)
+    return None
+
+
+def _own_orientation(path: Path) -> int:
+    return 1 if format_by_suffix(path) is None else read_frame(path).orientation
+
+
+class Turn(NamedTuple):
+    """How a mask would be turned by its image's EXIF orientation, and what speaks for it."""
+
+    orientation: int
+    agreement: Agreement
 
 
 class Agreement(NamedTuple):

@@ -59,7 +59,8 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _check(parsed: argparse.Namespace, console: Console) -> int:
     from anysize.atomic_files import write_atomic
-    from anysize.check.folder import check_data, describe_report, folder_config, report_json
+    from anysize.check.folder import check_data, folder_config
+    from anysize.check.report import describe_report, report_json
 
     if parsed.data.suffix == ".toml":
         from anysize.checkpoint import load_run_config

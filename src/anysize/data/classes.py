@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,9 @@ BACKGROUND_NAMES = ("background", "_background_", "__background__")
 IGNORE_NAME = "__ignore__"
 """LabelMe's name for what neither trains nor counts. Source: its examples' labels.txt."""
 
+
+IGNORED = 255
+"""The value of pixels that neither train nor count, unless `classes.toml` says otherwise."""
 
 MAX_NAMES = 254
 """Classes that a mask of 8 bits can hold beside `ignore_index`."""
@@ -91,10 +94,11 @@ def read_classes(path: Path) -> Classes:
             range, or a name or colour given twice.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        # utf-8-sig passes over the mark that Windows editors put at the start.
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise DataError(
-            f"No such file: {path}. Write it; docs/data-folder.md has one to start from."
+            f"No such file: {path}. `anysize init {path.parent}` writes one to start from."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as TOML: {error}.") from None
@@ -116,12 +120,44 @@ def read_classes(path: Path) -> Classes:
                 f"{path} gives the same {what} to several classes: {', '.join(twice)}. "
                 f"Each class needs its own."
             )
+    ignore_index = _read_ignore_index(table, len(names), path)
+    ids: tuple[tuple[int, int], ...] = ()
+    if ignore_index == 0:
+        ignore_index = IGNORED
+        ids = ((0, IGNORED), *((i + 1, i) for i in range(len(names))))
     return Classes(
         names=tuple(names),
         colours=tuple(colours),
-        ignore_index=_read_ignore_index(table, len(names), path),
+        ignore_index=ignore_index,
         ignore_colours=ignored,
+        ids=ids,
     )
+
+
+def with_ids(classes: Classes, ids: Mapping[str, str]) -> Classes:
+    """Classes whose masks hold other values than 0, 1, 2, ...: those of `data.ids`.
+
+    Raises:
+        DataError: A value is no whole number that 16 bits hold, or a name is neither a class nor
+            "ignore".
+    """
+    if not ids:
+        return classes
+    labels = {"ignore": classes.ignore_index} | {n: i for i, n in enumerate(classes.names)}
+    pairs: list[tuple[int, int]] = []
+    for value, name in ids.items():
+        if not (value.isascii() and value.isdigit()) or int(value) > 65535:
+            raise DataError(
+                f"`data.ids` has the key {value!r}; a key is a value of the masks, a whole number "
+                f"from 0 to 65535."
+            )
+        if name not in labels:
+            raise DataError(
+                f"`data.ids` says that {value} is {name!r}, which is no class. Name a class "
+                f'({", ".join(classes.names)}), or "ignore".'
+            )
+        pairs.append((int(value), labels[name]))
+    return replace(classes, ids=tuple(pairs))
 
 
 def _read_class(entry: object, number: int, path: Path) -> tuple[str, tuple[int, int, int]]:
@@ -132,6 +168,8 @@ def _read_class(entry: object, number: int, path: Path) -> tuple[str, tuple[int,
     name = table.get("name")
     if not isinstance(name, str) or not name.strip():
         raise DataError(f"The name of class {number} is {name!r}; it must be a text ({path}).")
+    if "colour" not in table:
+        raise DataError(f"Class {name!r} has no `colour`; add [red, green, blue] ({path}).")
     return name, _read_colour(table.get("colour"), f"The colour of class {name!r}", path)
 
 
@@ -161,15 +199,17 @@ def _read_ignore_colours(table: dict[str, Any], path: Path) -> tuple[tuple[int, 
 
 
 def _read_ignore_index(table: dict[str, Any], num_classes: int, path: Path) -> int:
-    ignore_index = table.get("ignore_index", 255)
-    # 0 and 1 are the values of a sigmoid mask, whatever the number of classes.
+    ignore_index = table.get("ignore_index", IGNORED)
+    # 0 and 1 are the values of a multilabel mask, whatever the number of classes.
     lowest = max(num_classes, 2)
-    if type(ignore_index) is not int or not lowest <= ignore_index <= 255:
-        raise DataError(
-            f"`ignore_index` is {ignore_index!r}; it must be a whole number from {lowest} to 255, "
-            f"since lower ones are ids of the {num_classes} classes or mask values ({path})."
-        )
-    return ignore_index
+    if type(ignore_index) is int and (ignore_index == 0 or lowest <= ignore_index <= 255):
+        return ignore_index
+    raise DataError(
+        f"`ignore_index` is {ignore_index!r}; it must be 0, so that the {num_classes} classes have "
+        f"the ids 1 to {num_classes}, or from {lowest} to 255, since lower ones are ids of classes "
+        f"or mask values ({path}). If ids are numbered otherwise, say what each value means in "
+        'run.toml: data.ids = {0 = "ignore", 1 = "NAME"}.'
+    )
 
 
 def _check_keys(table: dict[str, Any], known: set[str], where: str, path: Path) -> None:
@@ -190,9 +230,12 @@ class Classes:
         colours: (red, green, blue) of each class, in pictures and in masks of colours.
         ignore_index: The mask value of pixels that neither train nor count.
         ignore_colours: Their colours in masks of colours.
+        ids: What values of masks of ids mean: pairs of a value and its label, a class id or
+            `ignore_index`. Empty where values are class ids and `ignore_index` themselves.
     """
 
     names: tuple[str, ...]
     colours: tuple[tuple[int, int, int], ...]
     ignore_index: int = 255
     ignore_colours: tuple[tuple[int, int, int], ...] = ()
+    ids: tuple[tuple[int, int], ...] = ()

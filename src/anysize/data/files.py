@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from anysize.errors import DataError
 from anysize.faults import Fault, FaultError
+from anysize.images.formats import is_hidden
 
 MAX_FILE_BYTES = 256 << 20
 """Of a LabelMe file, which may hold its image; other files of one image are far smaller."""
@@ -42,25 +44,27 @@ def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 
 def is_one_of(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a file has one of these endings and is not hidden.
-
-    Names with a leading dot are files that macOS leaves beside each copied one.
-    """
-    return path.suffix.lower() in suffixes and not path.name.startswith(".")
+    """Whether a file has one of these endings and is not hidden."""
+    return path.suffix.lower() in suffixes and not is_hidden(path)
 
 
 def by_stem(
     paths: Sequence[Path], faults: list[Fault], stem: Callable[[Path], str] = lambda p: p.stem
 ) -> dict[str, Path]:
-    """Files by their stems; two with the same one are a fault."""
+    """Files by their stems, see `composed`; two with the same one are a fault."""
     found: dict[str, Path] = {}
     for path in paths:
-        name = stem(path)
+        name = composed(stem(path))
         if name in found:
             message = f"{found[name]} and {path} have the same stem"
             faults.append(Fault(kind="same_stem", path=path, message=message))
         found[name] = path
     return found
+
+
+def composed(name: str) -> str:
+    """A name in Unicode's composed form (NFC); macOS packs the same letters decomposed."""
+    return unicodedata.normalize("NFC", name)
 
 
 def some_of(paths: Sequence[Path]) -> list[Path]:
@@ -109,7 +113,7 @@ def read_stems(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"The list {path} cannot be read: {error}.") from None
-    return [line.split()[0] for line in lines if line.strip()]
+    return [composed(line.split()[0]) for line in lines if line.strip()]
 
 
 def keys_of(path: Path) -> set[str]:

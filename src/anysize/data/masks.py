@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import tokenize
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +13,14 @@ from anysize.data.classes import Classes
 from anysize.data.formats.coco import coco_shapes
 from anysize.data.formats.labelme import labelme_shapes
 from anysize.data.formats.ultralytics import polygon_shapes
+from anysize.data.mask_files import (
+    MaskHeader,
+    MaskPixels,
+    Values,
+    colour_codes,
+    read_mask_header,
+    read_mask_pixels,
+)
 from anysize.data.reading import STACK_SUFFIXES, Sample
 from anysize.data.shapes import paint
 from anysize.errors import first_names
@@ -23,8 +29,6 @@ from anysize.geometry import Size
 from anysize.images.decode import size_fault
 from anysize.images.headers import ORIENTATION
 from anysize.images.opening import opened, readable
-
-_PNG_COLOUR_TYPES = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
 
 
 def label_kind(sample: Sample, classes: Classes) -> LabelKind:
@@ -42,8 +46,8 @@ def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
     """Decodes a sample's labels.
 
     Returns:
-        softmax: `[h, w]`, class ids and `ignore_index`.
-        sigmoid: `[k, h, w]`, 0, 1 and `ignore_index`, in the order of the classes.
+        multiclass: `[h, w]`, class ids and `ignore_index`.
+        multilabel: `[k, h, w]`, 0, 1 and `ignore_index`, in the order of the classes.
 
     Raises:
         FaultError: Not readable as the sample's encoding says, of another size than the image, or
@@ -51,7 +55,6 @@ def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
         DataError: A library that the encoding needs is not installed.
     """
     kind = label_kind(sample, classes)
-    num_values = 2 if kind == "multilabel" else len(classes.names)
     match sample.encoding.kind:
         case "labelme" | "coco" | "polygons":
             return _decode_shapes(sample, classes, kind)
@@ -59,16 +62,13 @@ def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
             return _decode_colours(sample, classes)
         case "stack":
             return _decode_stack(sample, classes, len(classes.names), binary=False)
-        case "binary" if is_stack(sample.masks[0]):
+        case "binary" if is_stack(sample.masks[0]) and _has_pages(sample.masks[0]):
             return _decode_stack(sample, classes, len(classes.names), binary=True)
         case "binary":
-            planes = [_binary(decode_mask_file(p, sample), p) for p in sample.masks]
+            planes = [_binary(_whole_numbers(p, sample), p) for p in sample.masks]
         case "index" | "folders":
-            lookup = np.array(sample.encoding.lookup, np.uint8)
-            planes = [decode_mask_file(path, sample) for path in sample.masks]
-            planes = [lookup[plane] for plane in planes] if len(lookup) else planes
-            for path, plane in zip(sample.masks, planes, strict=True):
-                _check_values(plane, num_values, classes.ignore_index, path)
+            table = value_table(classes, kind, sample.encoding.lookup)
+            planes = [_to_labels(_whole_numbers(p, sample), table, p) for p in sample.masks]
     return np.stack(planes) if kind == "multilabel" else planes[0]
 
 
@@ -92,57 +92,47 @@ def _decode_shapes(sample: Sample, classes: Classes, kind: LabelKind) -> NDArray
 # One mask
 
 
-def decode_mask_file(path: Path, sample: Sample) -> NDArray[np.uint8]:
-    """The values of an index PNG of a sample's size, palettes as their indices.
+def is_turned(path: Path, header: MaskHeader, sample: Sample) -> bool:
+    """Whether a mask's own EXIF orientation is applied: as the settings say, or as its size shows.
 
     Raises:
-        FaultError: It is none, or has another size.
+        FaultError: It has the image's size either way, and the settings do not say which is meant.
     """
-    header = read_mask_header(path)
-    with opened(path, ("PNG",)) as image:
-        plane = np.array(image).astype(np.uint8, copy=False)
-    if header.is_grey and header.bit_depth in {2, 4}:
-        # Pillow stretches 2 and 4 bits of grey to 0..255; PNG optimisers store small ids that way.
-        plane //= 255 // (2**header.bit_depth - 1)
-    check_size(path, Size(*plane.shape), sample)
-    return plane
+    frame = header.frame
+    if frame.orientation == 1 or sample.encoding.orientation == "ignore":
+        return False
+    if sample.encoding.orientation == "apply" or frame.stored != sample.size:
+        return True
+    if frame.seen != sample.size:
+        return False
+    raise FaultError(
+        "rotated",
+        path,
+        f"mask {path} has an EXIF orientation of its own, {frame.orientation}, and its size does "
+        f'not show whether its labels are turned by it. Set data.mask_orientation to "apply" if '
+        f'viewers show it as it lies over image {sample.image}, or to "ignore" if its labels fit '
+        f"as they are stored.",
+    )
 
 
-def read_mask_header(path: Path) -> MaskHeader:
-    """Reads the header of an index PNG.
+def check_header(path: Path, header: MaskHeader, sample: Sample) -> None:
+    """Holds what a mask's header says against its image and against how labels are stored.
 
     Raises:
-        FaultError: It is not one.
+        FaultError: It has another size, or several pages.
     """
-    header = read_png_header(path)
-    if not header.is_index:
-        colour = _PNG_COLOUR_TYPES.get(header.colour_type, f"unknown ({header.colour_type})")
+    turned = is_turned(path, header, sample)
+    check_size(path, header.frame.seen if turned else header.frame.stored, sample)
+    stacked = sample.encoding.kind == "stack" or (
+        sample.encoding.kind == "binary" and header.num_pages > 1
+    )
+    if header.num_pages > 1 and not stacked:
         raise FaultError(
             "encoding",
             path,
-            f"{path} is a PNG of colour type {colour} with {header.bit_depth} bits. A mask must be "
-            f"an index PNG: grey or palette, at most 8 bits, whose values are labels.",
+            f"{path} has {header.num_pages} pages, but a mask of one class per pixel has one. Save "
+            f"the page that is meant, or set loss.kind to sigmoid if each page is a class.",
         )
-    return header
-
-
-def read_png_header(path: Path) -> MaskHeader:
-    """Reads the header of a PNG.
-
-    Raises:
-        FaultError: It is none.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(26)
-    except OSError as error:
-        message = f"{path} cannot be read: {error.strerror}."
-        raise FaultError("unreadable", path, message) from None
-    if len(head) < 26 or not head.startswith(b"\x89PNG\r\n\x1a\n") or head[12:16] != b"IHDR":
-        message = f"{path} is not a PNG. Masks must be index PNGs."
-        raise FaultError("encoding", path, message)
-    width, height, bit_depth, colour_type = struct.unpack(">IIBB", head[16:26])
-    return MaskHeader(Size(height, width), bit_depth, colour_type)
 
 
 def check_size(path: Path, size: Size, sample: Sample) -> None:
@@ -155,50 +145,121 @@ def check_size(path: Path, size: Size, sample: Sample) -> None:
         raise size_fault(f"mask {path}", path, size, sample.image, sample.size)
 
 
-def _check_values(plane: NDArray[np.uint8], num_values: int, ignore_index: int, path: Path) -> None:
-    if plane.max() < num_values:
-        return
-    counts = np.bincount(plane.ravel(), minlength=256)
-    wrong = [v for v in range(num_values, 256) if v != ignore_index and counts[v]]
-    if wrong == [255] and not counts[1:255].any():
-        raise FaultError(
+def _read(path: Path, sample: Sample) -> tuple[MaskHeader, MaskPixels]:
+    header = read_mask_header(path)
+    check_header(path, header, sample)
+    pixels = read_mask_pixels(path, header, turned=is_turned(path, header, sample))
+    return header, pixels
+
+
+def _whole_numbers(path: Path, sample: Sample) -> Values:
+    _, pixels = _read(path, sample)
+    if pixels.values is None:
+        raise not_ids(path)
+    return pixels.values
+
+
+def not_ids(path: Path) -> FaultError:
+    """The fault of a mask of colours among ids."""
+    return FaultError(
+        "encoding",
+        path,
+        f"{path} is stored as RGB, and its three channels differ, so it holds colours and not ids. "
+        f'Save the ids, or set data.masks to "colours" if all masks are so.',
+    )
+
+
+def value_table(
+    classes: Classes, kind: LabelKind, lookup: tuple[int, ...] = ()
+) -> NDArray[np.int16]:
+    """The label of each value of a mask of ids, at least 256 long; -1 for values that are none.
+
+    Args:
+        classes: Their `ids`, where they have some, say what values mean.
+        kind: What labels become; 0 and 1 are the values of "multilabel".
+        lookup: As in `Encoding`, over all others.
+    """
+    if lookup:
+        return np.array(lookup, np.int16)
+    ids = classes.ids
+    if kind == "multilabel" or not ids:
+        num_values = 2 if kind == "multilabel" else len(classes.names)
+        own = (classes.ignore_index, classes.ignore_index)
+        ids = (own, *((value, value) for value in range(num_values)))
+    table = np.full(max(256, 1 + max(value for value, _ in ids)), -1, np.int16)
+    for value, label in ids:
+        table[value] = label
+    return table
+
+
+def _to_labels(values: Values, table: NDArray[np.int16], path: Path) -> NDArray[np.uint8]:
+    inside = values
+    if values.dtype != np.uint8:
+        inside = values.clip(0, len(table) - 1)
+    labels = table[inside]
+    wrong = labels < 0
+    if inside is not values:
+        wrong |= inside != values
+    if wrong.any():
+        raise _wrong_values(path, values, wrong, table)
+    return labels.astype(np.uint8)
+
+
+def _wrong_values(
+    path: Path, values: Values, wrong: NDArray[np.bool_], table: NDArray[np.int16]
+) -> FaultError:
+    found, counts = (a.tolist() for a in np.unique(values[wrong], return_counts=True))
+    known = np.flatnonzero(table >= 0).tolist()
+    if found == [255] and set(np.unique(values[~wrong]).tolist()) <= {0} and 0 in known:
+        return FaultError(
             "binary",
             path,
-            f"{path} holds 0 ({counts[0]} pixels) and 255 ({counts[255]} pixels), where 0 and 1 "
-            f'are labels. Divide it by 255, or set data.masks to "binary".',
-            (("255", int(counts[255])),),
+            f"{path} holds 0 ({values.size - counts[0]} pixels) and 255 ({counts[0]} pixels), "
+            f'where 0 and 1 are labels. Divide it by 255, or set data.masks to "binary".',
+            (("255", counts[0]),),
         )
-    if wrong:
-        raise _wrong_values(
-            path,
-            counts,
-            wrong,
-            f"Labels are 0 to {num_values - 1}, and "
-            f"{ignore_index} for pixels to ignore (classes.toml). Correct the mask "
-            f"or the classes.",
-        )
+    return _unlisted(
+        path,
+        found,
+        counts,
+        f"Labels are {_ranges(known)} (classes.toml, with ignore_index). Correct the mask or the "
+        f'classes, or set data.ids to what each value means, such as {{{found[0]} = "ignore"}}.',
+    )
 
 
-def _wrong_values(path: Path, counts: NDArray[np.intp], wrong: list[int], rule: str) -> FaultError:
-    listed = first_names((f"{v} ({counts[v]} pixels)" for v in wrong), MOST_LISTED)
+def _ranges(values: list[int]) -> str:
+    """Whole numbers in words: 0 to 4, 9 and 255."""
+    parts: list[list[int]] = []
+    for value in values:
+        if parts and value == parts[-1][-1] + 1:
+            parts[-1].append(value)
+        else:
+            parts.append([value])
+    words = [f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _unlisted(path: Path, found: list[int], counts: list[int], rule: str) -> FaultError:
+    named = zip(found, counts, strict=True)
+    listed = first_names((f"{v} ({n} pixels)" for v, n in named), MOST_LISTED)
     return FaultError(
         "values",
         path,
         f"{path} holds values that are not labels: {listed}. {rule}",
-        tuple((str(v), int(counts[v])) for v in wrong),
+        tuple((str(v), n) for v, n in zip(found, counts, strict=True)),
     )
 
 
-def _binary(plane: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
+def _binary(plane: Values, path: Path) -> NDArray[np.uint8]:
     """0 and 255 as 0 and 1. (A mask of 1 bit holds 0 and 1 already.)"""
-    counts = np.bincount(plane.ravel(), minlength=256)
-    wrong = [v for v in range(1, 255) if counts[v]]
-    if wrong == [1] and not counts[255]:
-        return plane
+    found, counts = (a.tolist() for a in np.unique(plane, return_counts=True))
+    wrong = [i for i, value in enumerate(found) if value not in {0, 255}]
+    if set(found) <= {0, 1}:
+        return plane.astype(np.uint8)
     if wrong:
         rule = 'data.masks "binary" takes 0 and 255 only. Correct the mask, or data.masks.'
-        raise _wrong_values(path, counts, wrong, rule)
-    return plane // 255
+        raise _unlisted(path, [found[i] for i in wrong], [counts[i] for i in wrong], rule)
+    return (plane // 255).astype(np.uint8)
 
 
 # Colours
@@ -206,28 +267,46 @@ def _binary(plane: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
 
 def _decode_colours(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
     (path,) = sample.masks
-    header = read_png_header(path)
-    if header.bit_depth > 8:
-        message = f"{path} has {header.bit_depth} bits a channel; a mask of colours must have 8."
-        raise FaultError("encoding", path, message)
-    with opened(path, ("PNG",)) as image:
-        if image.mode == "P":
-            image = image.convert("RGBA")
-        colours = np.array(image.convert("RGB"))
-    check_size(path, Size(*colours.shape[:2]), sample)
-    codes = colour_codes(colours)
+    header, pixels = _read(path, sample)
+    if pixels.colours is not None:
+        labels, codes = labels_of_colours(pixels.colours, classes), pixels.colours
+    else:
+        assert pixels.values is not None
+        labels, codes = _by_palette(path, header, pixels.values, classes)
+    if (labels < 0).any():
+        raise _unknown_colours(path, codes[labels < 0], classes)
+    return labels.astype(np.uint8)
+
+
+def _by_palette(
+    path: Path, header: MaskHeader, values: Values, classes: Classes
+) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+    """The label of each value's colour, and its code; values of a grey file are shades."""
+    if header.style == "palette":
+        palette = np.array(header.palette, np.int32)
+    else:
+        palette = np.arange(256, dtype=np.int32) * 0x010101
+    if values.min() < 0 or values.max() >= len(palette):
+        message = f"{path} holds values up to {values.max()}, of which nothing tells the colour."
+        raise FaultError("encoding", path, f"{message} Save it as RGB.")
+    labels = labels_of_colours(palette, classes)[values]
+    if header.style == "grey":
+        by_id = value_table(classes, "multiclass")[values]
+        if (by_id >= 0).all() and (labels >= 0).all() and (by_id != labels).any():
+            raise FaultError(
+                "encoding",
+                path,
+                f"{path} is grey among masks of colours, and its values are ids of classes as well "
+                f"as shades that are colours of others. Save it as RGB like the others.",
+            )
+    return labels, palette[values]
+
+
+def labels_of_colours(codes: NDArray[np.int32], classes: Classes) -> NDArray[np.int16]:
+    """The label of each colour, -1 for colours of no class; any shape."""
     table, labels = colour_table(classes)
     places = np.searchsorted(table, codes).clip(max=len(table) - 1)
-    unknown = table[places] != codes
-    if unknown.any():
-        raise _unknown_colours(path, codes[unknown], classes)
-    return labels[places]
-
-
-def colour_codes(colours: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """RGB `[..., 3]` as one number a colour."""
-    wide = colours.astype(np.int32)
-    return (wide[..., 0] << 16) | (wide[..., 1] << 8) | wide[..., 2]
+    return np.where(table[places] == codes, labels[places].astype(np.int16), np.int16(-1))
 
 
 def colour_table(classes: Classes) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
@@ -277,6 +356,10 @@ def is_stack(path: Path) -> bool:
     return path.suffix.lower() in STACK_SUFFIXES
 
 
+def _has_pages(path: Path) -> bool:
+    return path.suffix.lower() == ".npy" or read_mask_header(path).num_pages > 1
+
+
 def _decode_stack(
     sample: Sample, classes: Classes, num_planes: int, *, binary: bool
 ) -> NDArray[np.uint8]:
@@ -286,8 +369,7 @@ def _decode_stack(
         planes = read(path, num_planes, sample)
     if binary:
         return np.stack([_binary(plane, path) for plane in planes])
-    _check_values(planes, 2, classes.ignore_index, path)
-    return planes
+    return _to_labels(planes, value_table(classes, "multilabel"), path)
 
 
 def _read_tiff_pages(path: Path, num_planes: int, sample: Sample) -> NDArray[np.uint8]:
@@ -301,7 +383,7 @@ def _read_tiff_pages(path: Path, num_planes: int, sample: Sample) -> NDArray[np.
             if image.mode not in {"1", "L", "P"}:
                 raise _wrong_stack(path, f"a page of Pillow's mode {image.mode!r}", num_planes)
             if image.getexif().get(ORIENTATION, 1) != 1:
-                # Pillow would turn the page, and labels are never turned.
+                # Pillow would turn each page by its own, if at all.
                 raise _wrong_stack(path, "a page with an orientation of its own", num_planes)
             check_size(path, Size(image.height, image.width), sample)
             planes.append(np.array(image).astype(np.uint8, copy=False))
@@ -327,21 +409,3 @@ def _wrong_stack(path: Path, what: str, num_planes: int) -> FaultError:
         f"{path} has {what}; a stack holds a plane for each of the {num_planes} classes, of 1 or 8 "
         f"bits: the pages of a TIFF, or an .npy array [classes, height, width].",
     )
-
-
-class MaskHeader(NamedTuple):
-    """What the header of a PNG says."""
-
-    size: Size
-    bit_depth: int
-    colour_type: int
-
-    @property
-    def is_grey(self) -> bool:
-        """Whether it has neither colours nor alpha."""
-        return self.colour_type == 0
-
-    @property
-    def is_index(self) -> bool:
-        """Whether its values can be labels."""
-        return self.colour_type in {0, 3} and self.bit_depth <= 8

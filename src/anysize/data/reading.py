@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from anysize.config import LabelKind, MaskKind
 from anysize.data.classes import Classes
-from anysize.data.files import by_stem, list_files, unpaired_image, unpaired_mask
 from anysize.errors import DataError
 from anysize.faults import DoubtError, Fault
 from anysize.geometry import Size
-from anysize.images.formats import IMAGE_SUFFIXES
 
 STACK_SUFFIXES = (".tif", ".tiff", ".npy")
 
@@ -67,30 +65,6 @@ def in_doubt(
     )
 
 
-def scan_flat(images: Path, mask_folders: Sequence[Path], suffixes: Sequence[str]) -> Pairs:
-    """Pairs the images of a folder with the masks of one folder, or of one for each class."""
-    faults: list[Fault] = []
-    found = by_stem(list_files(images, IMAGE_SUFFIXES), faults)
-    masks = [by_stem(list_files(folder, suffixes), faults) for folder in mask_folders]
-    ending = suffixes[0] if len(suffixes) == 1 else ".*"
-    for folder, of_folder in zip(mask_folders, masks, strict=True):
-        faults += [
-            unpaired_image(image, f"{folder / stem}{ending}")
-            for stem, image in found.items()
-            if stem not in of_folder
-        ]
-        faults += [
-            unpaired_mask(mask, f"{images / stem}.*")
-            for stem, mask in of_folder.items()
-            if stem not in found
-        ]
-    whole = [stem for stem in sorted(found) if all(stem in m for m in masks)]
-    return Pairs(
-        pairs=[Pair(stem, found[stem], tuple(m[stem] for m in masks)) for stem in whole],
-        faults=faults,
-    )
-
-
 class Pair(NamedTuple):
     """An image and the files of its labels."""
 
@@ -127,7 +101,8 @@ class Encoding:
     Attributes:
         kind: See `DataConfig.masks`.
         labels: What they become; None tells by the number of masks.
-        lookup: The label of each of 256 values; empty where values are labels.
+        lookup: The label of each of 256 values; empty where the classes say what values mean.
+        orientation: See `DataConfig.mask_orientation`.
         file: The COCO file.
         categories: Names of the ids that shapes have, for "coco" and "polygons".
     """
@@ -135,6 +110,7 @@ class Encoding:
     kind: MaskKind = "index"
     labels: LabelKind | None = None
     lookup: tuple[int, ...] = ()
+    orientation: Literal["auto", "apply", "ignore"] = "auto"
     file: Path | None = None
     categories: Mapping[int, str] = field(default_factory=dict[int, str])
 

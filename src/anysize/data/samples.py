@@ -14,42 +14,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from anysize.config import DataConfig, FolderLayout, LabelKind, MaskKind
-from anysize.data.classes import Classes, background_id, read_classes
-from anysize.data.detect import detect_pngs
-from anysize.data.files import list_files
+from anysize.data.classes import Classes, background_id, read_classes, with_ids
+from anysize.data.detect import Detected, detect_masks
+from anysize.data.files import composed, list_files
 from anysize.data.formats.cityscapes import cityscapes_folders, read_cityscapes
 from anysize.data.formats.own import mask_folders, read_own, stray_class_folders
 from anysize.data.formats.ultralytics import read_ultralytics
 from anysize.data.formats.voc import read_voc
 from anysize.data.layouts import LAYOUT_MASKS, detect_layout
-from anysize.data.masks import (
-    check_size,
-    decode_mask,
-    label_kind,
-    read_mask_header,
-    read_png_header,
-)
+from anysize.data.mask_files import MaskHeader, read_mask_headers
+from anysize.data.masks import check_header, decode_mask, label_kind
+from anysize.data.pairing import files_below, scan_flat
 from anysize.data.reading import (
-    STACK_SUFFIXES,
     Encoding,
     Pair,
     Pairs,
     Sample,
     check_fits,
-    scan_flat,
 )
 from anysize.errors import DataError
 from anysize.faults import Fault, FaultError, listing
 from anysize.images.decode import EIGHT_BIT_MODES, decode_image, size_fault
-from anysize.images.formats import IMAGE_SUFFIXES
-from anysize.images.headers import read_size, read_sizes, unreadable
+from anysize.images.formats import IMAGE_SUFFIXES, LABEL_SUFFIXES
+from anysize.images.headers import read_sizes, unreadable
 
 __all__ = [
     "EIGHT_BIT_MODES",
@@ -81,11 +75,11 @@ _LAYOUT_NAMES: dict[FolderLayout, str] = {
 }
 
 _MASK_NAMES: dict[MaskKind, str] = {
-    "index": "ids in PNGs",
+    "index": "ids",
     "colours": "colours of classes.toml",
     "binary": "0 and 255",
-    "folders": "a folder a class, 0 and 1",
-    "stack": "a plane a class",
+    "folders": "one folder per class, 0 and 1",
+    "stack": "one plane per class",
     "labelme": "LabelMe files",
     "coco": "a COCO file",
     "polygons": "Ultralytics' polygons",
@@ -119,7 +113,8 @@ def images_of(root: Path, data: DataConfig) -> list[Path]:
             return [path for folder in splits or [images] for path in list_images(folder)]
         case "anysize":
             images = root / (data.images or "images")
-            return list_images(images if images.is_dir() or data.images else root)
+            apart = images.is_dir() or bool(data.images)
+            return files_below(images if apart else root, IMAGE_SUFFIXES, deep=apart)
 
 
 def find_samples(root: Path, classes: Classes, kind: LabelKind) -> list[Sample]:
@@ -137,11 +132,12 @@ def find_samples(root: Path, classes: Classes, kind: LabelKind) -> list[Sample]:
             a stem, a header cannot be read, or a mask has another size than its image.
     """
     folders = mask_folders(root, root / "masks", classes, kind)
-    pairs = scan_flat(root / "images", folders, (".png",))
+    pairs = scan_flat(root / "images", folders, LABEL_SUFFIXES)
     if kind == "multilabel":
         pairs.faults[:0] = stray_class_folders(root, root / "masks", classes)
-    samples, _, faults = _samples(pairs, Encoding())
-    _raise_first_stage(root, root / "masks", faults, len(pairs.pairs))
+    headers = read_mask_headers(mask for pair in pairs.pairs for mask in pair.masks)
+    samples, _, faults = _samples(pairs, Encoding(), headers)
+    _raise_first_stage(root, root / "masks", [*pairs.faults, *faults], len(pairs.pairs))
     return samples
 
 
@@ -188,15 +184,20 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
             reading = read_ultralytics(root, data, kind)
         case "anysize":
             reading = read_own(root, data, kind)
-    pairs, classes, encoding = reading.pairs, reading.classes, reading.encoding
-    because = reading.because
-    if because is None:
-        masks = [mask for pair in pairs.pairs for mask in pair.masks]
-        detected = detect_pngs(root, masks, classes, kind, in_folders=reading.in_folders)
-        encoding, because = dataclasses.replace(encoding, kind=detected.kind), detected.because
+    pairs, classes = reading.pairs, with_ids(reading.classes, data.ids)
+    encoding = dataclasses.replace(reading.encoding, orientation=data.mask_orientation)
+    if data.ids:
+        encoding = dataclasses.replace(encoding, lookup=())
+    headers = _mask_headers(pairs, encoding)
+    detected = Detected(encoding.kind, reading.because or "as data.masks says")
+    if reading.because is None:
+        detected = detect_masks(root, headers, classes, kind, in_folders=reading.in_folders)
+        encoding = dataclasses.replace(encoding, kind=detected.kind)
     check_fits(root, encoding.kind, classes, kind)
-    samples, refused, faults = _samples(pairs, encoding)
-    notes = list(pairs.notes)
+    _check_ids(root, data, classes, encoding.kind, kind)
+    faults, notes = [*pairs.faults, *detected.faults], [*pairs.notes, *detected.notes]
+    samples, refused, of_files = _samples(pairs, encoding, headers)
+    faults += of_files
     shapes = encoding.kind in {"labelme", "coco", "polygons"}
     if shapes and kind == "multiclass" and background_id(classes) is None:
         notes.append("Pixels in no shape are ignored, since no class is called background.")
@@ -204,7 +205,6 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
     if layout == "anysize":
         apart = reading.images != root
         where = f"{reading.images.relative_to(root)}/" if apart else "beside their labels"
-    told = because or "as data.masks says"
     key, setting = "data.layout", data.layout
     if len(LAYOUT_MASKS[layout]) > 1:
         key, setting = "data.masks", data.masks
@@ -222,19 +222,44 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
         num_pairs=len(pairs.pairs),
         description=(
             f"{root}: {len(samples)} images ({where}); masks: {_MASK_NAMES[encoding.kind]} "
-            f"({told}); {len(classes.names)} classes ({reading.named_by})."
+            f"({detected.because}); {len(classes.names)} classes ({reading.named_by})."
             + (f" Set {key} to say otherwise." if setting == "auto" else "")
         ),
         notes=tuple(notes),
     )
 
 
+def _check_ids(
+    root: Path, data: DataConfig, classes: Classes, masks: MaskKind, kind: LabelKind
+) -> None:
+    """Refuses settings that say what values mean where masks are not of ids."""
+    if data.ids and (masks != "index" or kind == "multilabel"):
+        raise DataError(
+            f"`data.ids` is for masks of ids, one class per pixel, but the masks of {root} are "
+            f"{_MASK_NAMES[masks]}. Leave it out."
+        )
+    if classes.ids and kind == "multilabel" and masks not in {"labelme", "coco", "polygons"}:
+        raise DataError(
+            f"`ignore_index` is 0 in {root / 'classes.toml'}, but 0 says that a class is not there "
+            f"in masks of one class each. Use another value, or leave it out."
+        )
+
+
 # Headers
 
 
-def _samples(pairs: Pairs, encoding: Encoding) -> tuple[list[Sample], list[Sample], list[Fault]]:
-    """The pairs whose headers hold, those whose do not, and what is wrong with the folder."""
-    faults = list(pairs.faults)
+def _mask_headers(pairs: Pairs, encoding: Encoding) -> dict[Path, MaskHeader | Fault]:
+    if encoding.kind in {"labelme", "coco", "polygons"}:
+        return {}
+    masks = (mask for pair in pairs.pairs for mask in pair.masks)
+    return read_mask_headers(path for path in masks if path.suffix.lower() != ".npy")
+
+
+def _samples(
+    pairs: Pairs, encoding: Encoding, headers: Mapping[Path, MaskHeader | Fault]
+) -> tuple[list[Sample], list[Sample], list[Fault]]:
+    """The pairs whose headers are right, those whose are not, and what is wrong with each file."""
+    faults: list[Fault] = []
     samples: list[Sample] = []
     refused: list[Sample] = []
     encodings: dict[Path | None, Encoding] = {}
@@ -251,33 +276,30 @@ def _samples(pairs: Pairs, encoding: Encoding) -> tuple[list[Sample], list[Sampl
             encoding=encodings.setdefault(pair.file, dataclasses.replace(encoding, file=pair.file)),
             annotations=pair.annotations,
         )
-        own = _header_faults(sample, pair)
+        own = _header_faults(sample, pair, headers)
         faults += own
         (refused if own else samples).append(sample)
     return samples, refused, faults
 
 
-def _header_faults(sample: Sample, pair: Pair) -> list[Fault]:
+def _header_faults(
+    sample: Sample, pair: Pair, headers: Mapping[Path, MaskHeader | Fault]
+) -> list[Fault]:
     encoding, faults = sample.encoding, list[Fault]()
     claimed = pair.claimed
     if encoding.file is not None and claimed is not None and claimed != sample.size:
         what = f"the image that {encoding.file} was drawn over"
         error = size_fault(what, sample.image, claimed, sample.image, sample.size)
         faults.append(error.fault)
-    if encoding.kind in {"labelme", "coco", "polygons"}:
-        return faults
     for path in sample.masks:
-        try:
-            if path.suffix.lower() in STACK_SUFFIXES:
-                if path.suffix.lower() != ".npy":
-                    check_size(path, read_size(path), sample)
-                continue
-            read = read_png_header if encoding.kind == "colours" else read_mask_header
-            check_size(path, read(path).size, sample)
-        except FaultError as error:
-            faults.append(error.fault)
-        except DataError as error:
-            faults.append(Fault(kind="unreadable", path=path, message=str(error)))
+        header = headers.get(path)
+        if isinstance(header, Fault):
+            faults.append(header)
+        elif header is not None:
+            try:
+                check_header(path, header, sample)
+            except FaultError as error:
+                faults.append(error.fault)
     return faults
 
 
@@ -296,7 +318,7 @@ def _raise_first_stage(root: Path, labels: Path, faults: Sequence[Fault], num_pa
         raise unreadable(images, num_pairs)
     if faults:
         messages = [f.message for f in faults]
-        raise DataError(listing(f"Masks in {labels} do not hold", messages))
+        raise DataError(listing(f"Masks in {labels} cannot be used", messages))
 
 
 # Splits
@@ -353,7 +375,12 @@ def _read_list(path: Path, by_stem: dict[str, Sample]) -> list[str]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"The list {path} cannot be read: {error}.") from None
-    stems = [line.strip() for line in lines if line.strip()]
+    alone: dict[str, list[str]] = {}
+    for stem in by_stem:
+        alone.setdefault(stem.rpartition("/")[2], []).append(stem)
+    names = [composed(line.strip()) for line in lines if line.strip()]
+    # In folders within folders, a name that only one image has says enough.
+    stems = [name if len(alone.get(name, ())) != 1 else alone[name][0] for name in names]
     if not stems:
         raise DataError(f"The list {path} is empty. Write a stem a line into it.")
     missing = [stem for stem in stems if stem not in by_stem]

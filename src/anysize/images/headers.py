@@ -100,7 +100,7 @@ def why_unreadable(path: Path, error: Exception) -> str:
 
 def _orientation_of_image(image: Image.Image, path: Path) -> int:
     """The EXIF orientation, wherever in the file it is: behind the pixels too, or in XMP data."""
-    if not _may_be_turned(image.format, path):
+    if image.format == "PNG" and not png_may_be_turned(path):
         return 1
     return _valid(image.getexif().get(ORIENTATION, 1))
 
@@ -188,10 +188,8 @@ def unreadable(errors: Sequence[DataError], num_images: int) -> DataError:
     return DataError(f"{len(errors)} of {num_images} images cannot be read:{named}{more}")
 
 
-def _may_be_turned(image_format: str | None, path: Path) -> bool:
-    """Whether to ask for the orientation, which for PNGs may decode the whole image."""
-    if image_format != "PNG":
-        return True
+def png_may_be_turned(path: Path) -> bool:
+    """Whether a PNG holds EXIF or XMP data anywhere, so that it is worth to decode it for them."""
     with path.open("rb") as file:
         file.seek(8)
         while len(chunk := file.read(8)) == 8:

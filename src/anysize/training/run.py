@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from anysize.atomic_files import LOCK_NAME, only_process_in, remove_unfinished, write_atomic
-from anysize.check.folder import require_fit
+from anysize.check.budget import require_fit, require_labels
 from anysize.checkpoint import (
     Weights,
     config_as_begun,
@@ -188,6 +188,8 @@ def prepare(
         )
     else:
         require_fit(train_samples, config, root)
+        require_labels(train_samples, classes, "training")
+        require_labels(val_samples, classes, "evaluation")
     plan = _plan(config, run if resume else None, [s.size for s in train_samples])
     _check_class_weights(config, classes)
 

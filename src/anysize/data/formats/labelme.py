@@ -17,7 +17,8 @@ from PIL import Image
 from anysize.config import DataConfig
 from anysize.data.classes import BACKGROUND_NAMES, IGNORE_NAME, NAME_LISTS, Classes, read_names
 from anysize.data.files import is_one_of, keys_of, read_json, some_of
-from anysize.data.reading import Encoding, Reading, scan_flat
+from anysize.data.pairing import scan_flat
+from anysize.data.reading import Encoding, Reading
 from anysize.data.shapes import (
     MAX_SHAPES,
     Bitmap,
@@ -47,7 +48,7 @@ def read_labelme(
     """LabelMe files in a folder of their own, or beside the images as LabelMe writes them."""
     if not data.labels and not labelme_files(labels):
         labels = images
-    pairs = scan_flat(images, [labels], (".json",))
+    pairs = scan_flat(images, [labels], (".json",), pattern=data.mask_pattern, deep=images != root)
     named_by = "classes.toml"
     if classes is None:
         names = next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,8 @@ from anysize.data.classes import Classes, read_classes
 from anysize.data.files import is_one_of
 from anysize.data.formats.coco import coco_files, read_coco_folder
 from anysize.data.formats.labelme import labelme_files, read_labelme
+from anysize.data.mask_files import read_mask_header
+from anysize.data.pairing import files_below, scan_flat
 from anysize.data.reading import (
     STACK_SUFFIXES,
     Encoding,
@@ -17,17 +20,17 @@ from anysize.data.reading import (
     check_fits,
     check_several,
     in_doubt,
-    scan_flat,
 )
 from anysize.errors import DataError
-from anysize.faults import Fault
+from anysize.faults import Fault, FaultError
+from anysize.images.formats import LABEL_SUFFIXES, PICTURE_SUFFIXES, is_hidden
 
-Container = Literal["png", "folders", "stack", "labelme", "coco"]
+Container = Literal["files", "folders", "stack", "labelme", "coco"]
 
 
 _NAMES: dict[Container, str] = {
-    "png": "PNGs",
-    "folders": "a folder a class",
+    "files": "PNG, BMP or TIFF files",
+    "folders": "one folder per class",
     "stack": "stacks of planes",
     "labelme": "LabelMe files",
     "coco": "a COCO file",
@@ -35,7 +38,7 @@ _NAMES: dict[Container, str] = {
 
 
 _KINDS: dict[Container, MaskKind] = {
-    "png": "index",
+    "files": "index",
     "folders": "folders",
     "stack": "stack",
     "labelme": "labelme",
@@ -63,22 +66,24 @@ def read_own(root: Path, data: DataConfig, kind: LabelKind) -> Reading:
     if data.masks == "labelme" or container == "labelme":
         return read_labelme(root, images, labels, data, kind, classes)
     classes = classes or read_classes(toml)
-    if data.masks != "auto":
-        check_fits(root, data.masks, classes, kind)
+    masks: MaskKind = container if container in ("folders", "stack") else "index"
+    check_fits(root, masks if data.masks == "auto" else data.masks, classes, kind)
     folders = [labels]
-    suffixes: tuple[str, ...] = (".png",)
+    suffixes = LABEL_SUFFIXES
     if container == "stack" or data.masks == "stack" or _binary_stack(labels, data):
         suffixes = STACK_SUFFIXES
     elif len(classes.names) > 1 or any((labels / name).is_dir() for name in classes.names):
         folders = mask_folders(root, labels, classes, kind)
-    pairs = scan_flat(images, folders, suffixes)
+    pairs = scan_flat(images, folders, suffixes, pattern=data.mask_pattern)
     in_folders = folders != [labels]
     if in_folders:
         pairs.faults[:0] = stray_class_folders(root, labels, classes)
-    masks, because = data.masks, ""
-    if container == "stack":
-        masks, because = "stack", "by the files in it"
-    elif masks == "auto":
+    because = ""
+    if data.masks != "auto":
+        masks = data.masks
+    elif container == "stack":
+        because = "by the files in it"
+    else:
         masks, because = "index", None
     return Reading(
         images=images,
@@ -109,16 +114,13 @@ def find_container(
         return "coco"
     found: list[Container] = []
     if labels.is_dir():
-        files = [p for p in labels.iterdir() if not p.name.startswith(".")]
-        names = classes.names if classes else ()
-        has_folders = any(p.is_dir() and (p.name in names or not names) for p in files)
-        if has_folders and (
-            kind == "multilabel" or not any(is_one_of(p, (".png",)) for p in files)
+        if has_class_folders(labels, classes) and (
+            kind == "multilabel" or not _direct(labels, LABEL_SUFFIXES)
         ):
             found.append("folders")
-        elif any(is_one_of(p, (".png",)) for p in files):
-            found.append("png")
-        if any(is_one_of(p, STACK_SUFFIXES) for p in files):
+        elif _mask_files(labels, paged=False):
+            found.append("files")
+        if _direct(labels, (".npy",)) or _mask_files(labels, paged=True):
             found.append("stack")
         if labelme_files(labels):
             found.append("labelme")
@@ -136,10 +138,48 @@ def find_container(
     return found[0] if found else None
 
 
-def _binary_stack(labels: Path, data: DataConfig) -> bool:
-    if data.masks != "binary" or not labels.is_dir():
+def has_class_folders(labels: Path, classes: Classes | None) -> bool:
+    """Whether the masks lie in folders that are named like classes."""
+    names = classes.names if classes else None
+    return labels.is_dir() and any(
+        p.is_dir() and not is_hidden(p) and (names is None or p.name in names)
+        for p in labels.iterdir()
+    )
+
+
+def has_stacks(labels: Path) -> bool:
+    """Whether a folder holds files with one plane per class."""
+    return labels.is_dir() and bool(_direct(labels, (".npy",)) or _mask_files(labels, paged=True))
+
+
+def _direct(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    return [p for p in sorted(folder.iterdir()) if is_one_of(p, suffixes) and p.is_file()]
+
+
+def _mask_files(labels: Path, *, paged: bool) -> bool:
+    """Whether there are TIFFs of several pages, or masks and none of them.
+
+    Files of formats that are not read count as of one page, so that they are named.
+    """
+    try:
+        files = files_below(labels, PICTURE_SUFFIXES)
+    except DataError:
         return False
-    return any(p.suffix.lower() in STACK_SUFFIXES for p in labels.iterdir())
+    tiffs = [p for p in files if p.suffix.lower() in STACK_SUFFIXES]
+    if not paged and len(tiffs) < len(files):
+        return True
+    return bool(tiffs) and any(_num_pages(path) > 1 for path in tiffs) is paged
+
+
+def _num_pages(path: Path) -> int:
+    try:
+        return read_mask_header(path).num_pages
+    except FaultError:
+        return 1
+
+
+def _binary_stack(labels: Path, data: DataConfig) -> bool:
+    return data.masks == "binary" and has_stacks(labels)
 
 
 def mask_folders(root: Path, labels: Path, classes: Classes, kind: LabelKind) -> list[Path]:
@@ -171,5 +211,5 @@ def stray_class_folders(root: Path, labels: Path, classes: Classes) -> list[Faul
             message=f"folder {entry} is not a class of {root / 'classes.toml'}",
         )
         for entry in sorted(labels.iterdir())
-        if entry.is_dir() and not entry.name.startswith(".") and entry.name not in classes.names
+        if entry.is_dir() and not is_hidden(entry) and entry.name not in classes.names
     ]

@@ -1,0 +1,134 @@
+"""A check's report for people and for programs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from anysize.check.findings import FIXES, Finding, Report
+
+MOST_SHOWN = 10
+"""Files of a kind that the console names; the JSON file names all."""
+
+
+def describe_report(report: Report) -> str:
+    """What the console says, and which files it names: the first of each kind."""
+    folder = report.folder
+    sizes = report.sizes
+    lines = [folder.description, *folder.notes]
+    if sizes:
+        lines.append(
+            f"{_count_of(len(sizes), 'image')} from {sizes[0]} to {sizes[-1]} (height x width), "
+            f"{_count_of(len(set(sizes)), 'size')}"
+        )
+    if report.brightest is not None:
+        white = report.config.pixels.white
+        lines.append(
+            f"Images of 16 bits: the brightest pixel is {report.brightest}, "
+            f"{report.brightest / white:.1%} of pixels.white ({white})"
+        )
+    lines += _describe_splits(report)
+    for severity in ("fault", "warning"):
+        by_kind: dict[str, list[Finding]] = defaultdict(list)
+        for finding in report.findings:
+            if finding.severity == severity:
+                by_kind[finding.kind].append(finding)
+        for kind, findings in by_kind.items():
+            lines += ["", f"{kind}: {_count_of(len(findings), severity)}"]
+            lines += [f"  {' '.join(f.message.split())}" for f in findings[:MOST_SHOWN]]
+            if len(findings) > MOST_SHOWN:
+                lines.append(
+                    f"  and {len(findings) - MOST_SHOWN} more; --json F writes all of them"
+                )
+            lines.append(f"  What to do: {FIXES[kind]}.")
+    totals = Counter(f.severity for f in report.findings)
+    files = len({f.path for f in report.findings if f.severity == "fault"})
+    of_files = f" in {'1 file' if files == 1 else f'{files} files'}" if files else ""
+    lines += [
+        "",
+        f"{_count_of(totals['fault'], 'fault')}{of_files}, "
+        f"{_count_of(totals['warning'], 'warning')}.",
+    ]
+    # File names can hold anything, also what a terminal obeys.
+    return "\n".join("".join(c if c.isprintable() else "\ufffd" for c in line) for line in lines)
+
+
+def _count_of(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+
+
+def _describe_splits(report: Report) -> Iterator[str]:
+    names = report.folder.classes.names
+    num_images = Counter(report.split.values())
+    for where, counts in report.class_pixels.items():
+        if not counts.num_pixels:
+            yield f"{where}: {num_images[where]} images; no labels read"
+            continue
+        yield f"{where}: {num_images[where]} images; share of their pixels, images with the class:"
+        width = max(len(name) for name in (*names, "ignored"))
+        for name, pixels, images in zip(
+            names, counts.labels.tolist(), counts.images.tolist(), strict=False
+        ):
+            share = f"{pixels / counts.num_pixels:.1%}"
+            yield f"  {name:<{width}}  {share:>6}  {images} of {num_images[where]}"
+        if ignored := int(counts.labels[-1]):
+            yield f"  {'ignored':<{width}}  {f'{ignored / counts.num_labels:.1%}':>6}"
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """The whole report as plain values; docs/check.md describes the keys."""
+    folder, sizes = report.folder, report.sizes
+    by_severity = Counter(f.severity for f in report.findings)
+    num_images = Counter(report.split.values())
+    return {
+        "format": "anysize check 1",
+        "data": str(folder.root),
+        "layout": folder.layout,
+        "description": folder.description,
+        "passed": report.passed,
+        "num_images": len(sizes),
+        "num_faults": by_severity["fault"],
+        "num_warnings": by_severity["warning"],
+        "counts": {
+            severity: dict(Counter(f.kind for f in report.findings if f.severity == severity))
+            for severity in ("fault", "warning")
+        },
+        "findings": [
+            {
+                "kind": f.kind,
+                "severity": f.severity,
+                "file": str(f.path),
+                "message": f.message,
+                "found": [list(entry) for entry in f.found],
+            }
+            for f in report.findings
+        ],
+        "fixes": {
+            kind: text
+            for kind, text in FIXES.items()
+            if any(f.kind == kind for f in report.findings)
+        },
+        "brightest_of_16_bits": report.brightest,
+        "classes": list(folder.classes.names),
+        "splits": {
+            where: {
+                "num_images": num_images[where],
+                "class_pixels": dict(
+                    zip(folder.classes.names, counts.labels.tolist()[:-1], strict=True)
+                ),
+                "class_images": dict(
+                    zip(folder.classes.names, counts.images.tolist(), strict=True)
+                ),
+                "ignored_pixels": int(counts.labels[-1]),
+            }
+            for where, counts in report.class_pixels.items()
+        },
+        "sizes": {
+            "num_different": len(set(sizes)),
+            "smallest": list(sizes[0]) if sizes else None,
+            "median": list(sizes[len(sizes) // 2]) if sizes else None,
+            "largest": list(sizes[-1]) if sizes else None,
+            "megapixels": sum(s.pixels for s in sizes) / 1e6,
+        },
+    }
