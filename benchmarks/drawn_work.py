@@ -20,7 +20,7 @@ from anysize.config import ModelConfig, OptimConfig
 from anysize.data.batch import Batch
 from anysize.device import Precision, prepare_process
 from anysize.geometry import Layout, NetGeometry, target_canvas, target_rect
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step

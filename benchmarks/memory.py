@@ -31,7 +31,7 @@ from anysize.bench.plain import PlainFCN
 from anysize.bench.sizes import draw_sizes
 from anysize.config import ModelConfig
 from anysize.data.batching import epoch_steps
-from anysize.geometry import CANVAS_MULTIPLE, Canvas, NetGeometry, Size, padded_batch, single
+from anysize.geometry import Canvas, NetGeometry, Size, padded_batch, single
 from anysize.planning.canvases import plan_canvases
 from drawn_work import (
     NUM_CLASSES,
@@ -91,7 +91,7 @@ def growth(
 
 def _inside(canvas: Canvas) -> Size:
     """A size that fits in a slot of a canvas, wherever the pooling wants it to start."""
-    return Size(canvas.height - CANVAS_MULTIPLE, canvas.width - CANVAS_MULTIPLE)
+    return Size(canvas.height - GEOMETRY.canvas_multiple, canvas.width - GEOMETRY.canvas_multiple)
 
 
 def peak(side: Side, config: ModelConfig, megapixels: float) -> int:

@@ -50,7 +50,8 @@ from anysize.geometry import (  # noqa: E402
     level_rects,
     single,
 )
-from anysize.models.fcn import FCN, build_model  # noqa: E402
+from anysize.models.build import build_model  # noqa: E402
+from anysize.models.fcn import FCN  # noqa: E402
 from anysize.models.resnet_v1 import Bottleneck  # noqa: E402
 
 VENV = ROOT / ".parity" / "caffe"

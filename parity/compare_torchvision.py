@@ -40,7 +40,8 @@ from anysize.geometry import (
     round_up,
     single,
 )
-from anysize.models.fcn import FCN, build_model
+from anysize.models.build import build_model
+from anysize.models.fcn import FCN
 from anysize.models.ops import conv_transpose_same
 
 NETS = ("torchvision-resnet50", "timm-resnet50", "torchvision-resnet101")

@@ -34,7 +34,8 @@ from anysize.geometry import (
     single,
 )
 from anysize.models import fcn
-from anysize.models.fcn import FCN, build_model
+from anysize.models.build import build_model
+from anysize.models.fcn import FCN
 from anysize.models.resnet_v1 import Bottleneck
 
 IMAGES_PER_SHELF = 4

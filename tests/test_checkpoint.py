@@ -21,7 +21,7 @@ from anysize.config import ModelConfig, OptimConfig, PixelConvention
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, WeightsError
 from anysize.geometry import Size, single
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model, geometry_of
 from anysize.training.optim import build_optimizer
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def test_weights_come_back_with_all_that_is_needed_to_use_them(tmp_path):
     assert loaded.classes == CLASSES
     assert loaded.pixels == saved.pixels
     assert loaded.kind == "multiclass"
-    layout = single(Size(33, 41), CONFIG.geometry)
+    layout = single(Size(33, 41), geometry_of(CONFIG))
     x = torch.randn(1, 3, *layout.canvas[1:])
     with torch.no_grad():
         assert torch.equal(loaded.model(x, layout), saved.model.eval()(x, layout))
@@ -137,7 +137,7 @@ def test_a_head_that_was_trained_with_a_relu_goes_on_with_one(tmp_path):
     save_weights(path, weights_of(tiny(config=relu), config=relu))
     with pytest.raises(WeightsError, match="Set `model.head_relu` to True"):
         start_from(tiny(), path, CONFIG, CLASSES)
-    layout = single(Size(33, 41), CONFIG.geometry)
+    layout = single(Size(33, 41), geometry_of(CONFIG))
     x = torch.randn(1, 3, *layout.canvas[1:])
     with torch.no_grad():
         plain = tiny().eval()(x, layout)

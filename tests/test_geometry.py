@@ -10,12 +10,15 @@ from anysize.geometry import (
     Placement,
     Rect,
     Size,
+    ceil_div,
     check_layout,
     grid_centres,
     level_canvas,
     level_rects,
+    logits_rects,
     outside,
     padded_batch,
+    round_up,
     single,
     target_canvas,
     target_rect,
@@ -148,3 +151,38 @@ def test_a_padded_batch_has_an_image_a_slot():
     assert layout.valid_pixels == 60 * 64 + 61 * 30
     with pytest.raises(ShapeError, match="leaves the canvas"):
         padded_batch([Size(60, 65)], Canvas(1, 64, 64), net)
+
+
+WHOLE = NetGeometry(
+    32, "none", mosaic=False, canvas_multiple=32, size_multiple=32, logits_per_cell=32
+)
+"""As a U-Net with logits at full resolution, whose images are padded to multiples of 32."""
+
+QUARTER = NetGeometry(32, "none", 64, canvas_multiple=32, logits_per_cell=8, logits_cover=4)
+"""As a feature pyramid: logits at stride 4, of as many cells as an image has begun."""
+
+
+@given(st.sampled_from([WHOLE, QUARTER]), extents, extents)
+def test_other_nets_describe_themselves_too(net, height, width):
+    layout = single(Size(height, width), net)
+    check_layout(layout, net)
+    (p,), canvas = layout.placements, layout.canvas
+    assert canvas.height % 32 == canvas.width % 32 == 0
+    for loss_at in ("grid", "full"):
+        labels = target_canvas(canvas, net, loss_at)
+        stride = net.head_stride if loss_at == "grid" else 1
+        assert labels == Canvas(1, canvas.height // stride, canvas.width // stride)
+        rect = target_rect(p, net, loss_at)
+        assert rect == Rect(0, 0, 0, ceil_div(height, stride), ceil_div(width, stride))
+    (rect,) = logits_rects(layout, net)
+    if net is QUARTER:
+        assert rect == target_rect(p, net, "grid")
+    else:
+        assert rect == Rect(0, 0, 0, round_up(height, 32), round_up(width, 32))
+
+
+def test_a_net_for_one_image_per_slot_refuses_a_mosaic():
+    two = Layout(Canvas(1, 32, 256), (Placement(0, 0, 0, 32, 32), Placement(0, 0, 192, 32, 32)))
+    with pytest.raises(ShapeError, match="takes one image per slot"):
+        check_layout(two, WHOLE)
+    check_layout(two, QUARTER)

@@ -34,7 +34,8 @@ from anysize.config import (
 )
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, WeightsError, first_names
-from anysize.models.fcn import FCN, build_model
+from anysize.models.build import build_model
+from anysize.models.fcn import FCN
 
 WEIGHTS_FORMAT = "anysize-weights-1"
 STATE_FORMAT = "anysize-state-2"

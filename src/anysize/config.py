@@ -161,11 +161,6 @@ class ModelConfig:
     loss_at: LossAt = "grid"
     activation_checkpointing: bool = False
 
-    @property
-    def geometry(self) -> NetGeometry:
-        """What placements need to know of the net."""
-        return NetGeometry(output_stride=self.output_stride, pool_padding=self.pool_padding)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
@@ -322,6 +317,39 @@ def from_table(cls: type[T], table: Mapping[str, Any], source: str) -> T:
         ConfigError: An unknown or missing key, or a value of the wrong type; names `source`.
     """
     return _build(cls, table, "", source)
+
+
+def read_geometry(table: object, source: str) -> NetGeometry:
+    """The geometry of a net from a parsed JSON table, in which the usual values may be left out.
+
+    Raises:
+        ConfigError: It is not a table, or a value is of the wrong type or range; names `source`.
+    """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"`geometry` must be an object ({source}).")
+    keys = typing.cast("Mapping[str, Any]", table)
+    geometry = _build(NetGeometry, keys, "geometry.", source)
+    for key in ("output_stride", "canvas_multiple", "size_multiple", "logits_per_cell"):
+        if not getattr(geometry, key) > 0:
+            raise ConfigError(
+                f"`geometry.{key}` is {getattr(geometry, key)}; it must be above 0 ({source})."
+            )
+    for key in ("gutter", "logits_cover"):
+        if getattr(geometry, key) < 0:
+            raise ConfigError(
+                f"`geometry.{key}` is {getattr(geometry, key)}; it must not be negative ({source})."
+            )
+    if geometry.output_stride % geometry.logits_per_cell:
+        raise ConfigError(
+            f"`geometry.output_stride` is {geometry.output_stride}, which is not a multiple of "
+            f"`geometry.logits_per_cell` {geometry.logits_per_cell} ({source})."
+        )
+    if geometry.pool_padding != "none" and geometry.output_stride not in (8, 16, 32):
+        raise ConfigError(
+            f"`geometry.output_stride` is {geometry.output_stride}; with `pool_padding` "
+            f"{geometry.pool_padding!r} it must be one of 8, 16, 32 ({source})."
+        )
+    return geometry
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:

@@ -8,23 +8,27 @@ to the image ("valid") and which lie outside. Three facts carry everything:
 - The pooling window starts at 0 or at -1 from the image's own first cell, depending on the rule and
   on the image's extent. On the canvas it always starts at 0, so an image of the second kind is put
   two pixels further in (`NetGeometry.shift`), and its windows fall where they fall alone.
-- Two images on one canvas do not see each other if at the coarsest level at least
-  `NetGeometry.gutter_cells` cells lie between them; finer levels then have room to spare.
+- Two images in one slot do not see each other if `NetGeometry.gutter` pixels lie between them, the
+  farthest that one operation of the net reaches. They are counted in whole cells of the coarsest
+  level, so that finer levels have at least as much.
+
+A net describes itself by a `NetGeometry`; planner, loader, training and prediction know no more.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from anysize.errors import ShapeError
 
 PoolPadding = Literal["same", "caffe", "torchvision"]
 LossAt = Literal["grid", "full"]
 
-CANVAS_MULTIPLE = 4
-"""Canvas extents are multiples of this, so that the stem and the pooling halve them exactly."""
+NO_ROOM = 1 << 24
+"""Pixels; more than any canvas has. A step this wide lets nothing lie beside an image."""
 
 
 class Size(NamedTuple):
@@ -114,16 +118,42 @@ class NetGeometry:
     """What placements need to know of a net.
 
     Attributes:
-        output_stride: Pixels a cell at the coarsest level: 8, 16 or 32.
+        output_stride: Pixels per cell of the coarsest level; origins are multiples of it, plus
+            `shift`.
         pool_padding: Where the 3x3/2 max-pool after the stem starts, and how it rounds.
+            "none": every window starts where its own padding puts it, on a canvas as well.
             "same": TF-Slim; starts at 0 for even extents of its input and at -1 for odd ones.
             "caffe": no padding, rounds up, clips the last window (loses a cell at odd extents).
             "torchvision": one cell of padding on both sides, always starts at -1.
             Source: PARITY rules of tf_slim 1.1.0, KaimingHe's prototxts, torchvision's resnet.
+        gutter: Pixels between two images in one slot: the farthest that one operation reaches.
+        mosaic: Whether several images may share a slot at all.
+        canvas_multiple: Pixels; extents of canvases are multiples of it.
+        size_multiple: Pixels; alone, an image is padded with zeros below and to the right to a
+            multiple of it, and that padding belongs to the image.
+        logits_per_cell: Cells of the logits along a cell of the coarsest level: 2 where a head
+            doubles the resolution, `output_stride` where logits have the image's resolution.
+        logits_cover: Pixels; the logits of an image cover its extent rounded up to a multiple of
+            it. 0: they cover its cells of the coarsest level.
     """
 
     output_stride: int = 16
-    pool_padding: PoolPadding = "same"
+    pool_padding: Literal["same", "caffe", "torchvision", "none"] = "same"
+    gutter: int = 32
+    mosaic: bool = True
+    canvas_multiple: int = 4
+    size_multiple: int = 1
+    logits_per_cell: int = 2
+    logits_cover: int = 0
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON: stride and pooling, and what is not at its default; see `read_geometry`."""
+        always = ("output_stride", "pool_padding")
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name in always or getattr(self, field.name) != field.default
+        }
 
     @property
     def num_levels(self) -> int:
@@ -132,20 +162,18 @@ class NetGeometry:
 
     @property
     def gutter_cells(self) -> int:
-        """Cells of `output_stride` that must lie between two images in one slot.
-
-        It is the largest dilation at the coarsest level: 4 at stride 8, 2 at stride 16, 1 at
-        stride 32; 32 pixels each.
-        """
-        return 32 // self.output_stride
+        """Cells of the coarsest level that must lie between two images in one slot."""
+        return ceil_div(self.gutter, self.output_stride)
 
     def shift(self, extent: int) -> int:
         """Pixels, 0 or 2, by which an image's origin must differ from a multiple of the stride."""
-        if self.pool_padding == "torchvision":
-            return 2
-        if self.pool_padding == "caffe":
-            return 0
-        return 0 if ceil_div(extent, 2) % 2 == 0 else 2
+        match self.pool_padding:
+            case "torchvision":
+                return 2
+            case "same":
+                return 0 if ceil_div(extent, 2) % 2 == 0 else 2
+            case "caffe" | "none":
+                return 0
 
     def extents(self, extent: int) -> tuple[int, ...]:
         """Valid cells along one axis at every level, from stride 1 to `output_stride`.
@@ -170,11 +198,29 @@ class NetGeometry:
 
     def cells(self, extent: int) -> int:
         """Valid cells along one axis at the coarsest level."""
+        if self.pool_padding == "none":
+            return ceil_div(self.padded(extent), self.output_stride)
         return self.extents(extent)[-1]
+
+    def logits_extent(self, extent: int) -> int:
+        """Cells of an image's logits along one axis."""
+        if not self.logits_cover:
+            return self.cells(extent) * self.logits_per_cell
+        return round_up(self.padded(extent), self.logits_cover) // self.head_stride
 
     def canvas_extent(self, extent: int) -> int:
         """The smallest canvas extent that holds one image of this extent."""
-        return round_up(self.shift(extent) + extent, CANVAS_MULTIPLE)
+        return round_up(self.shift(extent) + self.padded(extent), self.canvas_multiple)
+
+    def padded(self, extent: int) -> int:
+        """The extent with the padding that belongs to the image."""
+        return round_up(extent, self.size_multiple)
+
+    def step(self, extent: int) -> int:
+        """Pixels from an image's first cell to where that of a neighbour in its slot may lie."""
+        if not self.mosaic:
+            return NO_ROOM
+        return (self.cells(extent) + self.gutter_cells) * self.output_stride
 
     def origin(self, cell: int, extent: int) -> int:
         """The pixel at which an image starts whose first coarsest cell is `cell`."""
@@ -188,8 +234,8 @@ class NetGeometry:
 
     @property
     def head_stride(self) -> int:
-        """Pixels a cell of the logits: the transposed convolution doubles the resolution."""
-        return self.output_stride // 2
+        """Pixels per cell of the logits."""
+        return self.output_stride // self.logits_per_cell
 
 
 def single(size: Size, geometry: NetGeometry) -> Layout:
@@ -238,22 +284,25 @@ def check_layout(layout: Layout, geometry: NetGeometry) -> None:
     """Holds a layout against the rules of exact padding.
 
     Raises:
-        ShapeError: A canvas extent is not a multiple of 4, an image leaves the canvas, its origin
-            is of the wrong class for the pooling, or two images are closer than the gutter.
+        ShapeError: A canvas extent is not a multiple of `canvas_multiple`, an image leaves the
+            canvas, its origin is of the wrong class for the pooling, or two images are closer than
+            the gutter.
     """
-    canvas = layout.canvas
-    if canvas.slots < 1 or canvas.height < CANVAS_MULTIPLE or canvas.width < CANVAS_MULTIPLE:
-        raise ShapeError(f"Canvas {canvas} is empty. Use at least 1x4x4.")
-    if canvas.height % CANVAS_MULTIPLE or canvas.width % CANVAS_MULTIPLE:
-        raise ShapeError(f"Canvas {canvas} has an extent that is not a multiple of 4. Round it up.")
+    canvas, multiple = layout.canvas, geometry.canvas_multiple
+    if canvas.slots < 1 or canvas.height < multiple or canvas.width < multiple:
+        raise ShapeError(f"Canvas {canvas} is empty. Use at least 1x{multiple}x{multiple}.")
+    if canvas.height % multiple or canvas.width % multiple:
+        raise ShapeError(
+            f"Canvas {canvas} has an extent that is not a multiple of {multiple}. Round it up."
+        )
     rects: list[Rect] = []
     for p in layout.placements:
         inside = (
             0 <= p.slot < canvas.slots
             and p.top >= 0
             and p.left >= 0
-            and p.top + p.height <= canvas.height
-            and p.left + p.width <= canvas.width
+            and p.top + geometry.padded(p.height) <= canvas.height
+            and p.left + geometry.padded(p.width) <= canvas.width
         )
         if not inside:
             raise ShapeError(
@@ -268,7 +317,7 @@ def check_layout(layout: Layout, geometry: NetGeometry) -> None:
                     f"{geometry.shift(extent)}, or its pooling windows fall differently than alone."
                 )
         rects.append(coarse_rect(p, geometry))
-    gap = geometry.gutter_cells
+    gap = geometry.gutter_cells if geometry.mosaic else NO_ROOM
     for i, a in enumerate(rects):
         for b in rects[:i]:
             apart = (
@@ -282,6 +331,9 @@ def check_layout(layout: Layout, geometry: NetGeometry) -> None:
                 raise ShapeError(
                     f"Two images in slot {a.slot} of canvas {canvas} are closer than "
                     f"{gap} cells of {geometry.output_stride} pixels. Move them apart."
+                    if geometry.mosaic
+                    else f"Two images are in slot {a.slot} of canvas {canvas}, but this net takes "
+                    "one image per slot."
                 )
 
 
@@ -358,7 +410,7 @@ def target_canvas(canvas: Canvas, geometry: NetGeometry, loss_at: LossAt) -> Can
     At full resolution it covers whole coarsest cells, so it may be larger than the image's canvas.
     """
     cells = geometry.canvas_cells(canvas)
-    scale = 2 if loss_at == "grid" else geometry.output_stride
+    scale = geometry.logits_per_cell if loss_at == "grid" else geometry.output_stride
     return Canvas(canvas.slots, cells.height * scale, cells.width * scale)
 
 
@@ -383,11 +435,26 @@ def target_rect(placement: Placement, geometry: NetGeometry, loss_at: LossAt) ->
         )
     return Rect(
         placement.slot,
-        coarse.top * 2,
-        coarse.left * 2,
+        coarse.top * geometry.logits_per_cell,
+        coarse.left * geometry.logits_per_cell,
         len(grid_centres(placement.height, geometry)),
         len(grid_centres(placement.width, geometry)),
     )
+
+
+def logits_rects(layout: Layout, geometry: NetGeometry) -> list[Rect]:
+    """The cells of each image's logits, on the canvas's logits."""
+    scale = geometry.logits_per_cell
+    return [
+        Rect(
+            p.slot,
+            p.top // geometry.output_stride * scale,
+            p.left // geometry.output_stride * scale,
+            geometry.logits_extent(p.height),
+            geometry.logits_extent(p.width),
+        )
+        for p in layout.placements
+    ]
 
 
 def grid_centres(extent: int, geometry: NetGeometry) -> list[int]:
@@ -396,5 +463,5 @@ def grid_centres(extent: int, geometry: NetGeometry) -> list[int]:
     Source: cell centres `i * 8 + 4` at head stride 8, as in pose-tensorflow's target grid.
     """
     stride = geometry.head_stride
-    num_cells = min(ceil_div(extent, stride), 2 * geometry.cells(extent))
+    num_cells = min(ceil_div(extent, stride), geometry.logits_extent(extent))
     return [min(i * stride + stride // 2, extent - 1) for i in range(num_cells)]

@@ -10,7 +10,7 @@ from anysize.bench.sizes import draw_sizes, size_sets
 from anysize.config import ModelConfig
 from anysize.geometry import Canvas, Layout, Size, single, target_rect
 from anysize.models import resnet_v1
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model, geometry_of
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(units=(1, 2, 1, 2), base_depth=16)
@@ -51,13 +51,13 @@ def test_the_plain_net_is_the_products_net_on_an_image_alone(output_stride):
         elif name.endswith(("beta", "mean")):
             values.normal_(generator=generator)
     size = Size(61, 90)
-    layout = single(size, config.geometry)
+    layout = single(size, geometry_of(config))
     (p,) = layout.placements
     image = torch.randn(1, 3, *size, dtype=torch.float64, generator=generator)
     pixels = torch.zeros(1, 3, *layout.canvas[1:], dtype=torch.float64)
     pixels[:, :, p.top : p.top + p.height, p.left : p.left + p.width] = image
     plain = plain_of(model, config)(image)
-    r = target_rect(p, config.geometry, "grid")
+    r = target_rect(p, geometry_of(config), "grid")
     ours = model(pixels, layout)[:, :, r.top : r.top + r.height, r.left : r.left + r.width]
     torch.testing.assert_close(plain[:, :, : r.height, : r.width], ours)
     # The control: another head is seen.
@@ -84,7 +84,7 @@ def test_a_step_trains_and_takes_time(arm):
     assert isinstance(net, CanvasNet if arm.policy == "mosaic" else PlainNet)
     before = [p.detach().clone() for p in net.model.parameters()]
     work = WorkPlan(
-        size_sets(draw_sizes(8, (0.001, 0.004))), TINY.geometry, 4, full=False, on_gpu=False
+        size_sets(draw_sizes(8, (0.001, 0.004))), geometry_of(TINY), 4, full=False, on_gpu=False
     )
     assert net.step(work.work(arm.policy, arm.sizes).turns[0][0]) > 0
     after = net.model.parameters()
@@ -94,7 +94,7 @@ def test_a_step_trains_and_takes_time(arm):
 def test_what_pads_a_batch_is_no_pixel_and_has_no_label():
     net = PlainNet(Arm("pad to batch maximum", "all", "float32"), TINY, CPU)
     work = WorkPlan(
-        size_sets(draw_sizes(8, (0.001, 0.004))), TINY.geometry, 4, full=False, on_gpu=False
+        size_sets(draw_sizes(8, (0.001, 0.004))), geometry_of(TINY), 4, full=False, on_gpu=False
     )
     ((layout,),) = work.work("pad to batch maximum", "all").turns[0]
     pixels, target = net._batch(layout)
@@ -108,7 +108,7 @@ def test_masks_are_off_where_they_shall_be_and_on_elsewhere(monkeypatch):
     real = resnet_v1.level_masks
     monkeypatch.setattr(resnet_v1, "level_masks", real)  # Puts it back afterwards.
     model = build_net(Arm("mosaic", "all", "float32"), TINY, CPU).model
-    layout = Layout(Canvas(1, 64, 96), single(Size(40, 40), TINY.geometry).placements)
+    layout = Layout(Canvas(1, 64, 96), single(Size(40, 40), geometry_of(TINY)).placements)
     pixels = torch.zeros(1, 3, 64, 96)
     p = layout.placements[0]
     pixels[:, :, p.top : p.top + 40, p.left : p.left + 40].normal_()
@@ -126,7 +126,7 @@ def test_masks_are_off_where_they_shall_be_and_on_elsewhere(monkeypatch):
 def test_operations_are_counted_on_a_real_step():
     net = PlainNet(Arm("plain", "one", "float32"), TINY, CPU)
     size = Size(64, 64)
-    layout = Layout(Canvas(1, *size), tuple(single(size, TINY.geometry).placements))
+    layout = Layout(Canvas(1, *size), tuple(single(size, geometry_of(TINY)).placements))
     modules, forward = [], []
     for module in net.model.modules():
         if isinstance(module, torch.nn.Conv2d):

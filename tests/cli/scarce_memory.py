@@ -8,7 +8,7 @@ import torch
 from anysize.config import ModelConfig, OptimConfig
 from anysize.data.batch import Batch
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch, target_canvas, target_rect
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.training.losses import CrossEntropy
 from anysize.training.memory import PassLimit, Tally
 from anysize.training.optim import build_optimizer

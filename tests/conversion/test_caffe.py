@@ -18,7 +18,7 @@ from anysize.conversion.foreign import model_config
 from anysize.data.loader import normalise
 from anysize.errors import WeightsError
 from anysize.geometry import Size, coarse_rect, single
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 
 NUM_CLASSES = 3
 # All 16 classes of (H mod 4, W mod 4), and the smallest that Caffe's pooling leaves something of.

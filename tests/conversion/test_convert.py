@@ -17,7 +17,7 @@ from anysize.conversion.convert import convert, describe
 from anysize.conversion.foreign import Foreign
 from anysize.data.samples import Classes
 from anysize.errors import WeightsError
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 
 CONFIG = ModelConfig(units=(1, 1, 2, 1), base_depth=4, pool_padding="torchvision")
 PARTS = {

@@ -13,7 +13,7 @@ from anysize.config import UNITS, load_config
 from anysize.conversion.slim import from_checkpoint, read_slim
 from anysize.conversion.tf_checkpoint import TfCheckpoint
 from anysize.errors import WeightsError
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.models.ops import conv_transpose_same
 from anysize.training.optim import build_optimizer
 

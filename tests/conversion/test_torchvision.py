@@ -22,7 +22,7 @@ from anysize.conversion.torch_file import read_torch_file
 from anysize.conversion.torchvision import foreign_from_torchvision
 from anysize.errors import WeightsError
 from anysize.geometry import Size
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.models.ops import conv_transpose_same
 
 GOLDEN = Path(__file__).parent.parent / "golden"

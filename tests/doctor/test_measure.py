@@ -21,7 +21,7 @@ from anysize.doctor.diagnose import describe, diagnose, reckon_epoch
 from anysize.doctor.measure import find_subject, measure
 from anysize.errors import ConfigError, DataError, DoctorError
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.planning.canvases import Plan, write_plan
 from anysize.training import run as train_module
 from anysize.training.events import read_events
@@ -160,8 +160,8 @@ def test_the_real_step_is_timed(planned, monkeypatch):
 
     monkeypatch.setattr(train_module, "train_step", counted)
     m = measured(planned / "run.toml")
-    assert len(calls) >= len(m.steps)
-    assert all(stage.__name__ == "stage" for stage in calls)
+    timed = [stage for stage in calls if stage.__name__ == "stage"]
+    assert len(timed) >= len(m.steps)
 
 
 def test_a_step_that_is_timed_gives_the_same_bits(planned):

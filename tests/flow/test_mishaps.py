@@ -21,7 +21,8 @@ from anysize.data.splitting import split_to_fit
 from anysize.data.transforms import no_augmentation
 from anysize.errors import DataError, DeviceError, StoppedByUserError, WeightsError
 from anysize.geometry import Canvas, Layout, NetGeometry, check_layout, place
-from anysize.models.fcn import FCN, build_model
+from anysize.models.build import build_model
+from anysize.models.fcn import FCN
 from anysize.planning.packing import Pass, Step
 from anysize.training import run as train_module
 from anysize.training.losses import CrossEntropy, SigmoidCrossEntropy

@@ -17,7 +17,7 @@ from anysize.data.samples import find_samples, read_classes
 from anysize.data.transforms import no_augmentation
 from anysize.errors import ConfigError, DataError, StoppedByUserError
 from anysize.geometry import NetGeometry
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.planning.canvases import plan_canvases
 from anysize.planning.packing import pack
 from anysize.training import run as train_module

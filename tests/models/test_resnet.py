@@ -5,7 +5,7 @@ import torch
 
 from anysize.config import UNITS, ModelConfig
 from anysize.geometry import Size, single
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model, geometry_of
 from anysize.models.resnet_v1 import segments
 
 
@@ -24,7 +24,7 @@ def test_recomputed_activations_change_no_gradient():
     for recompute in (False, True):
         config = ModelConfig(units=(2, 2, 5, 3), base_depth=4, activation_checkpointing=recompute)
         model = build_model(config, 3, generator=torch.Generator().manual_seed(0)).double()
-        layout = single(Size(61, 47), config.geometry)
+        layout = single(Size(61, 47), geometry_of(config))
         pixels = torch.zeros(1, 3, layout.canvas.height, layout.canvas.width, dtype=torch.float64)
         p = layout.placements[0]
         inside = pixels[:, :, p.top : p.top + p.height, p.left : p.left + p.width]

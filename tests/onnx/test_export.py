@@ -14,7 +14,7 @@ from anysize.checkpoint import Weights
 from anysize.config import ModelConfig, PixelConvention
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, WeightsError
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.models.ops import ConvNorm
 from anysize.onnx import export as export_onnx
 from anysize.onnx import file as onnx_file

@@ -22,7 +22,7 @@ from anysize.errors import (
     ShapeError,
     WeightsError,
 )
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.onnx import export as export_onnx
 from anysize.onnx import file as onnx_file
 from anysize.predict.files import label_files, predict_files, predict_image
@@ -233,7 +233,7 @@ LOUD = json.dumps({"names": ["a"], "colours": [[1, 2, 256]]})
         (set_metadata(classes='{"names": 3}'), "metadata .* does not hold"),
         (set_metadata(classes=NO_COLOURS), "3 classes with 0 colours"),
         (set_metadata(classes=LOUD), r"the colour \(1, 2, 256\)"),
-        (set_metadata(geometry='{"output_stride": 0}'), "0 is none of 8, 16, 32"),
+        (set_metadata(geometry='{"output_stride": 0}'), "output_stride. is 0; it must be above 0"),
         (set_metadata(output="labels"), "which is not what its metadata says"),
         (other_input, "which is not what its metadata says"),
         (renamed_output, "which is not what its metadata says"),

@@ -24,7 +24,8 @@ from anysize.geometry import (
     target_rect,
 )
 from anysize.models import ops, resnet_v1
-from anysize.models.fcn import build_model, upsample
+from anysize.models.build import build_model
+from anysize.models.ops import upsample
 from anysize.training.losses import CrossEntropy, SigmoidCrossEntropy
 
 NUM_CLASSES = 3
@@ -429,7 +430,7 @@ def test_control_statistics_of_the_whole_canvas(monkeypatch):
 
 
 def test_control_upsampling_that_reads_the_canvas(monkeypatch):
-    monkeypatch.setattr(ops, "level_rects", lambda *_: [])
+    monkeypatch.setattr(ops, "logits_rects", lambda *_: [])
     geometry = NetGeometry(16)
     layouts = [(mosaic(SIZES, geometry, 2), list(range(len(SIZES))))]
     model = build(16)
@@ -439,7 +440,7 @@ def test_control_upsampling_that_reads_the_canvas(monkeypatch):
         monkeypatch.undo()
         logits = model(pixels, layouts[0][0])
         clamped = upsample(logits, layouts[0][0], geometry)
-        monkeypatch.setattr(ops, "level_rects", lambda *_: [])
+        monkeypatch.setattr(ops, "logits_rects", lambda *_: [])
         unclamped = upsample(logits, layouts[0][0], geometry)
     p = layouts[0][0].placements[0]
     r = target_rect(p, geometry, "full")

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,3 +178,23 @@ def test_fewer_images_than_a_step_are_not_planned_for_empty_slots():
 def test_first_visits_may_take_a_hundredth_of_the_run(epochs, on_gpu, number):
     sizes = [Size(1000, 1000)] * 10
     assert worthwhile_canvases(sizes, epochs=epochs, on_gpu=on_gpu) == number
+
+
+@pytest.mark.parametrize("mosaic", [True, False])
+def test_a_plan_for_another_net_keeps_to_its_geometry(mosaic):
+    net = NetGeometry(
+        32, "none", 64, mosaic=mosaic, canvas_multiple=32, size_multiple=32, logits_per_cell=32
+    )
+    rng = np.random.default_rng(0)
+    sizes = [Size(*map(int, rng.integers(30, 300, 2))) for _ in range(24)]
+    plan = plan_canvases(
+        sizes, geometry=net, images_per_step=4, max_pixels_per_step=500_000, max_canvases=4
+    )
+    assert all(c.height % 32 == c.width % 32 == 0 for c in plan.canvases)
+    steps = pack(sizes, range(24), plan)
+    layouts = [p.layout for step in steps for p in step.passes]
+    assert sum(len(layout.placements) for layout in layouts) == 24
+    for layout in layouts:
+        check_layout(layout, net)
+    shared = any(len({p.slot for p in x.placements}) < len(x.placements) for x in layouts)
+    assert shared == mosaic

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -50,6 +51,10 @@ def test_the_summary_is_for_people_only(tmp_path):
         (lambda t: t.update(max_pixels_per_step="x"), "`max_pixels_per_step` is 'x'"),
         (lambda t: t["geometry"].update(output_stride=12), "must be one of 8, 16, 32"),
         (lambda t: t["geometry"].update(pool_padding="valid"), "geometry.pool_padding"),
+        (lambda t: t["geometry"].update(gutter=-1), "geometry.gutter"),
+        (lambda t: t["geometry"].update(logits_per_cell=3), "not a multiple of"),
+        (lambda t: t["geometry"].update(canvas_multiple=0), "must be above 0"),
+        (lambda t: t.update(geometry=[]), "`geometry` must be an object"),
         (lambda t: t["canvases"][0].update(height=98), "Use 100"),
         (lambda t: t["canvases"][0].update(height=-4), "height` is -4"),
         (lambda t: t["canvases"][0].update(depth=4), "unknown key `depth`"),
@@ -86,10 +91,17 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_plan_must_suit_net_and_images():
     check_plan(PLAN, SIZES, geometry=NetGeometry(16), source="p.json")
-    with pytest.raises(ConfigError, match=r"output_stride` = 16, but the net has 8 \(p.json\)"):
+    with pytest.raises(ConfigError, match=r"output_stride` = 16, but this net has 8 \(p.json\)"):
         check_plan(PLAN, SIZES, geometry=NetGeometry(8), source="p.json")
     with pytest.raises(ShapeError, match=r"p.json: 1 image \(200x10"):
         check_plan(PLAN, [Size(200, 10)], geometry=NetGeometry(16), source="p.json")
+
+
+def test_the_geometry_of_another_net_comes_back(tmp_path):
+    geometry = NetGeometry(32, "none", 64, mosaic=False, canvas_multiple=32, logits_cover=4)
+    plan = dataclasses.replace(PLAN, geometry=geometry, canvases=(Canvas(1, 192, 256),))
+    write_plan(plan, tmp_path / "plan.json", sizes=SIZES)
+    assert read_plan(tmp_path / "plan.json") == plan
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000], ids=["nested", "long"])

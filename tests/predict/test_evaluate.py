@@ -16,7 +16,7 @@ from anysize.config import (
 from anysize.data.samples import Classes, Sample, decode_image, decode_mask, split_samples
 from anysize.errors import ConfigError, DataError, WeightsError
 from anysize.geometry import Canvas, Layout, NetGeometry, Size
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.planning.canvases import Plan, write_plan
 from anysize.predict import metrics
 from anysize.predict.evaluate import evaluate, evaluate_run, evaluation_steps, format_table

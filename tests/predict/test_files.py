@@ -11,7 +11,7 @@ from anysize.config import ModelConfig, PixelConvention
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, DataError, DeviceError, WeightsError
 from anysize.geometry import NetGeometry, Size
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.predict import files as predict
 
 COLOURS = ((10, 20, 30), (200, 0, 0), (0, 180, 90))

@@ -24,7 +24,7 @@ from anysize.geometry import (
     target_canvas,
     target_rect,
 )
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.training.losses import CrossEntropy, SigmoidCrossEntropy, build_loss
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step

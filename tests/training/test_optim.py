@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from anysize.config import ModelConfig, OptimConfig
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.training.optim import build_optimizer, learning_rate, set_learning_rate
 
 

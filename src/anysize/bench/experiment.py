@@ -43,6 +43,7 @@ from anysize.bench.worker import NetWorker, Worker
 from anysize.device import select_device
 from anysize.errors import first_names
 from anysize.geometry import Canvas, Size
+from anysize.models.build import geometry_of
 
 QUICK_SECONDS, FULL_SECONDS = 150.0, 1110.0
 """That a benchmark may take in all."""
@@ -100,7 +101,7 @@ def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, 
         sets = size_sets(sizes)
         plan = WorkPlan(
             sets,
-            settings.model.geometry,
+            geometry_of(settings.model),
             settings.images_per_step,
             full=settings.full,
             on_gpu=device.type == "cuda",

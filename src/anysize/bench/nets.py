@@ -27,7 +27,7 @@ from anysize.device import Precision, computing, prepare_process, synchronise
 from anysize.geometry import Layout, NetGeometry, ceil_div, target_canvas, target_rect
 from anysize.limits import count_flops
 from anysize.models import resnet_v1
-from anysize.models.fcn import build_model
+from anysize.models.build import build_model
 from anysize.models.ops import LevelMask
 from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
@@ -127,7 +127,7 @@ class CanvasNet:
         return _timed(work, self.device)
 
     def _batch(self, layout: Layout) -> Batch:
-        canvas, geometry = layout.canvas, self.config.geometry
+        canvas, geometry = layout.canvas, self.model.geometry
         pixels = torch.zeros(canvas.slots, canvas.height, canvas.width, self.config.num_channels)
         shape = tuple(target_canvas(canvas, geometry, "grid"))
         target = torch.full(shape, IGNORE, dtype=torch.uint8)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anysize.config import UNITS, ModelConfig
-from anysize.models.resnet_v1 import plan_units
+from anysize.models.levels import plan_units
 
 
 def conv(num_in: int, num_out: int, size: int, stride: int = 1, rate: int = 1) -> nn.Conv2d:

@@ -16,6 +16,7 @@ from anysize.data.transforms import largest_size
 from anysize.errors import DataError, ShapeError
 from anysize.faults import FaultError, listing
 from anysize.geometry import Size
+from anysize.models.build import geometry_of
 from anysize.planning.packing import check_fit
 from anysize.planning.planfile import Plan, read_plan
 
@@ -75,7 +76,7 @@ def _does_not_fit(size: Size, sample: Sample, config: RunConfig, plan: Plan | No
                 f"images with `anysize plan`, rescale the image, or set `augment.crop`."
             )
         return ""
-    geometry, budget = config.model.geometry, config.plan.max_pixels_per_step
+    geometry, budget = geometry_of(config.model), config.plan.max_pixels_per_step
     need = geometry.canvas_extent(size.height) * geometry.canvas_extent(size.width)
     if need <= budget:
         return ""

@@ -107,6 +107,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.config import DataConfig, ModelConfig, PlanConfig, TrainConfig
     from anysize.data.samples import images_of
     from anysize.images.headers import fingerprint
+    from anysize.models.build import geometry_of
     from anysize.planning.canvases import (
         describe_plan,
         plan_canvases,
@@ -119,7 +120,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
         from anysize.training.run import most_canvases, training_sizes
 
         config = load_run_config(parsed.data)
-        settings, geometry = _plan_settings(parsed, config.plan), config.model.geometry
+        settings, geometry = _plan_settings(parsed, config.plan), geometry_of(config.model)
         if parsed.output_stride not in (None, geometry.output_stride):
             raise ConfigError(
                 f"--output-stride is {parsed.output_stride}, but model.output_stride is "
@@ -132,7 +133,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
         max_canvases = most_canvases(config, sizes, num_images=len(largest))
     else:
         settings = _plan_settings(parsed, PlanConfig())
-        geometry = ModelConfig(output_stride=parsed.output_stride or 16).geometry
+        geometry = geometry_of(ModelConfig(output_stride=parsed.output_stride or 16))
         sizes = largest = fingerprint(images_of(parsed.data, DataConfig(root="")))
         max_canvases = settings.max_canvases or worthwhile_canvases(
             sizes, epochs=TrainConfig().epochs, on_gpu=False

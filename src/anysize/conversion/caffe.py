@@ -23,6 +23,7 @@ from anysize.config import UNITS, PixelConvention
 from anysize.conversion.caffemodel import Layer, Window, read_caffemodel, read_mean
 from anysize.conversion.foreign import Foreign, model_config
 from anysize.errors import WeightsError, first_names
+from anysize.models.levels import num_out
 
 __all__ = ["convert_layers", "read_caffe"]
 
@@ -198,14 +199,15 @@ def _check_shapes(convolutions: Mapping[str, Layer], base_depth: int, source: st
         if part == "conv1" and ours == "body.conv1":
             expected = (base_depth, 3, 7, 7)
         else:
-            depth = base_depth << int(ours.removeprefix("body.units.block")[0]) - 1
+            block = int(ours.removeprefix("body.units.block")[0]) - 1
+            depth, deep = base_depth << block, num_out(base_depth, block)
             expected = {
-                "shortcut": (4 * depth, num_in, 1, 1),
+                "shortcut": (deep, num_in, 1, 1),
                 "conv1": (depth, num_in, 1, 1),
                 "conv2": (depth, depth, 3, 3),
-                "conv3": (4 * depth, depth, 1, 1),
+                "conv3": (deep, depth, 1, 1),
             }[part]
-            num_in = 4 * depth if part == "conv3" else num_in
+            num_in = deep if part == "conv3" else num_in
         if layer.blobs[0].shape != expected or base_depth < 1:
             raise WeightsError(
                 f"{source} is a net of another shape: {layer.name} has weights "

@@ -25,6 +25,7 @@ from anysize.config import PixelConvention
 from anysize.conversion.foreign import NO_HEAD, Foreign, model_config
 from anysize.conversion.tf_checkpoint import TfCheckpoint, read_tf_checkpoint
 from anysize.errors import WeightsError, first_names
+from anysize.models.levels import num_out
 
 __all__ = ["from_checkpoint", "read_slim"]
 
@@ -77,12 +78,12 @@ def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "") -> Foreign:
     units = _units(tensors, scope, path)
     base_depth = _base_depth(tensors, scope, path)
     wanted = _body(scope, units, base_depth)
-    num_out = 32 * base_depth
+    channels = num_out(base_depth, block=3)
     _check_norms(wanted, tensors, path)
 
-    heads = _heads(tensors, wanted, num_out)
+    heads = _heads(tensors, wanted, channels)
     chosen = _choose(heads, head, path)
-    left_out = _left_out(checkpoint, scope, wanted, heads, chosen, num_out)
+    left_out = _left_out(checkpoint, scope, wanted, heads, chosen, channels)
     if chosen:
         for name in (f"{chosen}/weights", f"{chosen}/biases"):
             left_out.pop(name, None)
@@ -199,16 +200,16 @@ def _body(scope: str, units: tuple[int, ...], base_depth: int) -> dict[str, _Ten
     add(f"{scope}conv1", "body.conv1", (7, 7, 3, base_depth))
     num_in = base_depth
     for block, num_units in enumerate(units, start=1):
-        depth = base_depth << (block - 1)
+        depth, deep = base_depth << (block - 1), num_out(base_depth, block - 1)
         for unit in range(1, num_units + 1):
             theirs = f"{scope}block{block}/unit_{unit}/bottleneck_v1"
             ours = f"body.units.block{block}_unit{unit}"
-            if num_in != 4 * depth:
-                add(f"{theirs}/shortcut", f"{ours}.shortcut", (1, 1, num_in, 4 * depth))
+            if num_in != deep:
+                add(f"{theirs}/shortcut", f"{ours}.shortcut", (1, 1, num_in, deep))
             add(f"{theirs}/conv1", f"{ours}.conv1", (1, 1, num_in, depth))
             add(f"{theirs}/conv2", f"{ours}.conv2", (3, 3, depth, depth))
-            add(f"{theirs}/conv3", f"{ours}.conv3", (1, 1, depth, 4 * depth))
-            num_in = 4 * depth
+            add(f"{theirs}/conv3", f"{ours}.conv3", (1, 1, depth, deep))
+            num_in = deep
     return wanted
 
 

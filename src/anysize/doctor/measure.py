@@ -49,6 +49,7 @@ from anysize.doctor.diagnose import WAIT, Control, Measurements, StepTimes, Tria
 from anysize.errors import DoctorError, ShapeError
 from anysize.geometry import Canvas, Size, padded_batch, target_canvas
 from anysize.limits import convolution_flops_s, count_flops
+from anysize.models.levels import num_out
 from anysize.planning.canvases import plan_canvases
 from anysize.planning.packing import Step
 from anysize.predict.evaluate import evaluate
@@ -302,7 +303,7 @@ def _measure(job: Job, folder: Path, seconds: float, say: Callable[[str], object
         memory_share=controls.memory_share,
         flops_a_pixel=controls.flops_a_pixel(),
         limit_flops_s=convolution_flops_s(
-            4 * job.config.model.base_depth,
+            num_out(job.config.model.base_depth, block=0),
             precision=job.config.train.precision,
             device=job.device,
             seconds=LIMIT_SECONDS,
@@ -485,7 +486,7 @@ def _kept(job: Job, steps: Sequence[Step], draws: Sequence[Draw]) -> list[Loaded
         chosen,
         draws,
         classes=job.classes,
-        geometry=job.config.model.geometry,
+        geometry=job.model.geometry,
         loss_at=job.config.model.loss_at,
         pixels=job.pixels,
         num_threads=job.config.train.loader_threads,
@@ -585,21 +586,20 @@ class _Controls:
 @contextlib.contextmanager
 def _changed(job: Job, change: str) -> Iterator[None]:
     """Changes one thing, and puts it back."""
-    body, num_threads = job.model.body, torch.get_num_threads()
-    recomputes = body.activation_checkpointing
+    num_threads, recomputes = torch.get_num_threads(), job.model.recomputes
     try:
         if change == CHANNELS_LAST:
             _set_memory_format(job, torch.channels_last)
         elif change == THREADS:
             torch.set_num_threads(_fewer_threads())
         elif change == RECOMPUTE:
-            body.activation_checkpointing = False
+            job.model.recomputes = False
         yield
     finally:
         if change == CHANNELS_LAST:
             _set_memory_format(job, torch.contiguous_format)
         torch.set_num_threads(num_threads)
-        body.activation_checkpointing = recomputes
+        job.model.recomputes = recomputes
 
 
 def _set_memory_format(job: Job, memory_format: torch.memory_format) -> None:
@@ -617,7 +617,7 @@ def _one_size(job: Job, sizes: Sequence[Size]) -> LoadedStep:
         round(statistics.fmean(s.height for s in sizes)),
         round(statistics.fmean(s.width for s in sizes)),
     )
-    geometry, model = job.config.model.geometry, job.config.model
+    geometry, model = job.model.geometry, job.config.model
     height, width = (geometry.canvas_extent(extent) for extent in size)
     slots = min(job.plan.images_per_step, job.plan.max_pixels_per_step // (height * width))
     canvas = Canvas(max(slots, 1), height, width)

@@ -10,25 +10,18 @@ makes every logit at least 0; `head_relu` has it for weights that were trained s
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anysize.config import ModelConfig
+from anysize.config import UNITS, ModelConfig
 from anysize.geometry import Layout, NetGeometry
-from anysize.models.ops import conv_transpose_same, upsample
-from anysize.models.resnet_v1 import (
-    ResNetV1,
-    resnet_v1_50,
-    resnet_v1_101,
-    resnet_v1_152,
-    resnet_v1_200,
-)
-
-__all__ = ["FCN", "UpsamplingHead", "build_model", "upsample"]
+from anysize.models.levels import resnet_geometry
+from anysize.models.net import Net
+from anysize.models.ops import conv_transpose_same
+from anysize.models.resnet_v1 import ResNetV1
 
 
 class UpsamplingHead(nn.Module):
@@ -48,7 +41,7 @@ class UpsamplingHead(nn.Module):
         return conv_transpose_same(x, self.weights, self.biases)
 
 
-class FCN(nn.Module):
+class FCN(Net):
     """Body and head."""
 
     def __init__(self, body: ResNetV1, head: UpsamplingHead, *, head_relu: bool = False) -> None:
@@ -59,8 +52,17 @@ class FCN(nn.Module):
 
     @property
     def geometry(self) -> NetGeometry:
-        """What placements need to know of the net."""
+        """See `Net`."""
         return self.body.geometry
+
+    @property
+    def recomputes(self) -> bool:
+        """See `Net`."""
+        return self.body.activation_checkpointing
+
+    @recomputes.setter
+    def recomputes(self, value: bool) -> None:
+        self.body.activation_checkpointing = value
 
     def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
         """Logits on the head's grid.
@@ -77,23 +79,13 @@ class FCN(nn.Module):
         return F.relu(logits) if self.head_relu else logits
 
 
-def build_model(
+def build_fcn(
     config: ModelConfig, num_classes: int, *, generator: torch.Generator | None = None
 ) -> FCN:
-    """Builds the net that `[model]` describes, with initial weights drawn from `generator`."""
-    match config.units or config.depth:
-        case 50:
-            body = resnet_v1_50
-        case 101:
-            body = resnet_v1_101
-        case 152:
-            body = resnet_v1_152
-        case 200:
-            body = resnet_v1_200
-        case _:
-            body = functools.partial(ResNetV1, config.units)
-    built = body(
-        geometry=config.geometry,
+    """Builds a ResNet v1 with the upsampling head."""
+    body = ResNetV1(
+        config.units or UNITS[config.depth],
+        geometry=resnet_geometry(config),
         num_channels=config.num_channels,
         base_depth=config.base_depth,
         stride_position=config.stride_position,
@@ -103,5 +95,5 @@ def build_model(
         activation_checkpointing=config.activation_checkpointing,
         generator=generator,
     )
-    head = UpsamplingHead(built.num_out, num_classes, generator=generator)
-    return FCN(built, head, head_relu=config.head_relu)
+    head = UpsamplingHead(body.num_out, num_classes, generator=generator)
+    return FCN(body, head, head_relu=config.head_relu)

@@ -22,6 +22,7 @@ from anysize.geometry import (
     Rect,
     level_canvas,
     level_rects,
+    logits_rects,
     outside,
 )
 
@@ -278,21 +279,23 @@ def upsample(logits: Tensor, layout: Layout, geometry: NetGeometry) -> Tensor:
     border reads the image's own cells only. Alone, this is `F.interpolate(align_corners=False)`.
 
     Args:
-        logits: `[n, k, 2 * ch, 2 * cw]` on the head's grid.
+        logits: `[n, k, th, tw]` on the canvas of `target_canvas(..., "grid")`.
         layout: Of the images.
         geometry: Of the net.
 
     Returns:
-        `[n, k, ch * output_stride, cw * output_stride]` float32 or float64; the pixels of an image
-        are at `geometry.target_rect(placement, geometry, "full")`.
+        `[n, k, th * head_stride, tw * head_stride]` float32 or float64; the pixels of an image are
+        at `geometry.target_rect(placement, geometry, "full")`.
     """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
+    if geometry.head_stride == 1:
+        return logits
     num_slots, num_classes, height, width = logits.shape
     source = torch.arange(height * width).view(1, height, width).repeat(num_slots, 1, 1)
-    for rect in level_rects(layout, geometry, geometry.num_levels - 1):
-        top, left = 2 * rect.top, 2 * rect.left
-        bottom, right = top + 2 * rect.height, left + 2 * rect.width
+    for rect in logits_rects(layout, geometry):
+        top, left = rect.top, rect.left
+        bottom, right = top + rect.height, left + rect.width
         rows = torch.arange(max(top - 1, 0), min(bottom + 1, height))
         columns = torch.arange(max(left - 1, 0), min(right + 1, width))
         source[rect.slot, rows[:, None], columns] = rows.clamp(top, bottom - 1)[

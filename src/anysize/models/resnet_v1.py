@@ -24,7 +24,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,58 +31,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from anysize.config import UNITS
 from anysize.geometry import Layout, NetGeometry
+from anysize.models.levels import EXPANSION, DilationRule, StridePosition, UnitPlan, plan_units
 from anysize.models.ops import ConvNorm, LevelMask, level_masks, masked_relu, max_pool
 
-StridePosition = Literal["last_3x3", "first_3x3", "first_1x1"]
-DilationRule = Literal["new", "previous"]
 Norm = Literal["frozen", "trained"]
-
-
-@dataclass(frozen=True, slots=True)
-class UnitPlan:
-    """Stride and dilation of one bottleneck unit, and the level of its input and output."""
-
-    block: int
-    unit: int
-    stride: int
-    rate: int
-    level_in: int
-    level_out: int
-
-
-def plan_units(
-    units: tuple[int, ...],
-    output_stride: int,
-    stride_position: StridePosition = "last_3x3",
-    dilation_rule: DilationRule = "new",
-) -> list[UnitPlan]:
-    """Strides and dilations of all units for an output stride.
-
-    Once the target stride is reached, a unit that would have a stride gets none, and the stride
-    multiplies the dilation instead: from the next unit on, where the unit is the last of its block
-    or the rule is "previous"; from this unit on, where the rule is "new".
-
-    Source: tf_slim `stack_blocks_dense`; torchvision `_make_layer`.
-    """
-    in_last = stride_position == "last_3x3"
-    nominal = (2, 2, 2, 1) if in_last else (1, 2, 2, 2)
-    plans: list[UnitPlan] = []
-    level, rate = 2, 1
-    for block, (num_units, block_stride) in enumerate(zip(units, nominal, strict=True)):
-        for unit in range(num_units):
-            stride = block_stride if unit == (num_units - 1 if in_last else 0) else 1
-            if stride == 1 or 1 << level < output_stride:
-                level_in, level = level, level + (stride == 2)
-                plans.append(UnitPlan(block, unit, stride, rate, level_in, level))
-            elif in_last or dilation_rule == "previous":
-                plans.append(UnitPlan(block, unit, 1, rate, level, level))
-                rate *= stride
-            else:
-                rate *= stride
-                plans.append(UnitPlan(block, unit, 1, rate, level, level))
-    return plans
 
 
 class Bottleneck(nn.Module):
@@ -102,7 +54,7 @@ class Bottleneck(nn.Module):
     ) -> None:
         super().__init__()
         self.plan = plan
-        num_out = 4 * depth
+        num_out = EXPANSION * depth
         first, second = (plan.stride, 1) if stride_in_1x1 else (1, plan.stride)
         self.middle_level = plan.level_out if stride_in_1x1 else plan.level_in
 
@@ -186,7 +138,7 @@ class ResNetV1(nn.Module):
                 norm_decay=norm_decay,
                 generator=generator,
             )
-            num_in = 4 * depth
+            num_in = EXPANSION * depth
         self.num_out = num_in
         self._segments = segments(units)
 
@@ -239,9 +191,3 @@ def segments(units: tuple[int, ...]) -> list[tuple[str, ...]]:
         size = 1 if block == 0 else max(round(math.sqrt(num_units)), 1)
         found.extend(tuple(names[i : i + size]) for i in range(0, num_units, size))
     return found
-
-
-resnet_v1_50 = functools.partial(ResNetV1, UNITS[50])
-resnet_v1_101 = functools.partial(ResNetV1, UNITS[101])
-resnet_v1_152 = functools.partial(ResNetV1, UNITS[152])
-resnet_v1_200 = functools.partial(ResNetV1, UNITS[200])

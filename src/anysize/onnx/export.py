@@ -34,7 +34,7 @@ from anysize.atomic_files import write_atomic
 from anysize.checkpoint import Weights
 from anysize.config import PixelConvention
 from anysize.errors import ConfigError, ShapeError, WeightsError
-from anysize.geometry import NetGeometry, PoolPadding, Size
+from anysize.geometry import NetGeometry, Size
 from anysize.models.fcn import FCN
 from anysize.models.ops import ConvNorm
 from anysize.models.resnet_v1 import Bottleneck
@@ -256,7 +256,7 @@ def _images(geometry: NetGeometry, num_channels: int) -> Iterator[NDArray[np.uin
 def _large_enough(extent: int, geometry: NetGeometry) -> int:
     """The extent, or the next of its class modulo 4 that the net can run on."""
     try:
-        geometry.extents(extent)
+        geometry.cells(extent)
     except ShapeError:
         return _large_enough(extent + 4, geometry)
     return extent
@@ -337,7 +337,7 @@ def _conv_norm(graph: _Graph, name: str, layer: ConvNorm, x: str) -> str:
     )
 
 
-def _max_pool(graph: _Graph, x: str, rule: PoolPadding) -> str:
+def _max_pool(graph: _Graph, x: str, rule: str) -> str:
     """3x3 max-pool with stride 2; zeros are as good as minus infinity, since no input is negative.
 
     Extents after it: `ceil(n / 2)`, and for Caffe `floor(n / 2)`, as in `NetGeometry.extents`.

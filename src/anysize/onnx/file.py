@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anysize.config import LabelKind, PixelConvention, from_table
+from anysize.config import LabelKind, PixelConvention, from_table, read_geometry
 from anysize.data.samples import Classes
 from anysize.errors import (
     AnysizeError,
@@ -174,7 +174,7 @@ class OnnxLabeller:
                 "was exported from, or convert the image."
             )
         for extent in size:
-            self.geometry.extents(extent)
+            self.geometry.cells(extent)  # Raises where nothing would be left of the image.
         try:
             outputs = [
                 np.asarray(array)
@@ -274,9 +274,10 @@ def to_metadata(description: OnnxDescription) -> dict[str, str]:
         "format": ONNX_FORMAT,
         "output": description.output,
         "kind": description.kind,
+        "geometry": json.dumps(description.geometry.to_table()),
         **{
             key: json.dumps(dataclasses.asdict(getattr(description, key)))
-            for key in ("classes", "geometry", "pixels")
+            for key in ("classes", "pixels")
         },
     }
     return metadata | ({"source": description.source} if description.source else {})
@@ -313,11 +314,10 @@ def _read_description(metadata: Mapping[str, str], name: str) -> OnnxDescription
             output=_one_of(metadata["output"], ("logits", "labels")),
             classes=from_table(Classes, json.loads(metadata["classes"]), name),
             kind=_one_of(metadata["kind"], typing.get_args(LabelKind)),
-            geometry=from_table(NetGeometry, json.loads(metadata["geometry"]), name),
+            geometry=read_geometry(json.loads(metadata["geometry"]), name),
             pixels=from_table(PixelConvention, json.loads(metadata["pixels"]), name),
             source=metadata.get("source", ""),
         )
-        _one_of(description.geometry.output_stride, (8, 16, 32))
         _check_classes(description.classes)
     except (KeyError, ValueError, TypeError, RecursionError, AnysizeError) as error:
         raise WeightsError(

@@ -44,8 +44,7 @@ def extents_of(sizes: Sequence[Size], geometry: NetGeometry) -> Extents:
     """The four extents of each image on its own."""
     known: dict[int, tuple[int, int]] = {}
     for extent in {e for size in sizes for e in size}:
-        step = (geometry.cells(extent) + geometry.gutter_cells) * geometry.output_stride
-        known[extent] = (step, geometry.shift(extent) + extent)
+        known[extent] = (geometry.step(extent), geometry.shift(extent) + geometry.padded(extent))
     rows = np.array([known[s.height] for s in sizes], np.int32).reshape(-1, 2)
     columns = np.array([known[s.width] for s in sizes], np.int32).reshape(-1, 2)
     return rows[:, 0], rows[:, 1], columns[:, 0], columns[:, 1]

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anysize.errors import ConfigError, ShapeError
-from anysize.geometry import CANVAS_MULTIPLE, Canvas, NetGeometry, Size, round_up
+from anysize.geometry import Canvas, NetGeometry, Size, round_up
 from anysize.planning.blocks import (
     MAX_CONTENT,
     NEVER,
@@ -92,7 +92,7 @@ _SLOPES = (8.0, 60.0)
 _MISFIT = 1.02
 """How much longer a strip must be than its images, which never add up exactly; from packings."""
 
-_MOVES = (-24, -8, -4, 0, 4, 8, 24)
+_MOVES = (-6, -2, -1, 0, 1, 2, 6)
 
 
 def worthwhile_canvases(sizes: Sequence[Size], *, epochs: float, on_gpu: bool) -> int:
@@ -192,6 +192,11 @@ class _Job:
     def budget(self) -> int:
         """Most canvas pixels computed at once."""
         return self.plan.max_pixels_per_step
+
+    @property
+    def multiple(self) -> int:
+        """Pixels; extents of canvases are multiples of it."""
+        return self.plan.geometry.canvas_multiple
 
     def rounds(self, full: int) -> int:
         """Rounds of a search that takes `full` rounds on `SAMPLE` images."""
@@ -305,7 +310,7 @@ def _guess(
     per_pass: int, contents: Sequence[int], job: _Job, rng: np.random.Generator
 ) -> list[Canvas]:
     """The canvases that are cheapest together if every image meets its best company."""
-    shapes, cost = _shape_costs(job.extents, per_pass, contents, job.budget)
+    shapes, cost = _shape_costs(job, per_pass, contents)
     if not shapes:
         return []
     picked = _pick(cost, job.max_canvases, rng)
@@ -319,20 +324,20 @@ def _guess(
             continue
         slots = per_pass // shape.content if shape.content else 1
         two_high, two_wide = 2 * mean_h[own].mean() * _MISFIT, 2 * mean_w[own].mean() * _MISFIT
-        height = min(shape.height or _up(two_high), job.budget // (slots * CANVAS_MULTIPLE))
-        height = max(height // CANVAS_MULTIPLE, 1) * CANVAS_MULTIPLE
-        width = min(shape.width or _up(two_wide), job.budget // (slots * height))
-        width = width // CANVAS_MULTIPLE * CANVAS_MULTIPLE
+        multiple = job.multiple
+        height = min(shape.height or _up(two_high, multiple), job.budget // (slots * multiple))
+        height = max(height // multiple, 1) * multiple
+        width = min(shape.width or _up(two_wide, multiple), job.budget // (slots * height))
+        width = width // multiple * multiple
         if width:
             canvases.add(Canvas(slots, height, width))
     return sorted(canvases)
 
 
-def _shape_costs(
-    extents: Extents, per_pass: int, contents: Sequence[int], budget: int
-) -> tuple[list[_Shape], Floats]:
+def _shape_costs(job: _Job, per_pass: int, contents: Sequence[int]) -> tuple[list[_Shape], Floats]:
     """[shapes, images]: what each image costs on each shape in the best of company."""
-    step_h, end_h, step_w, end_w = extents
+    step_h, end_h, step_w, end_w = job.extents
+    budget, multiple = job.budget, job.multiple
     mean_h, mean_w = (step_h + end_h) / 2, (step_w + end_w) / 2
     shapes: list[_Shape] = []
     costs: list[npt.NDArray[np.float64]] = []
@@ -342,41 +347,43 @@ def _shape_costs(
         shapes.append(shape)
         costs.append(np.where(fits, cost, NEVER))
 
-    for height, width in _boxes(end_h, end_w):
+    for height, width in _boxes(end_h, end_w, multiple):
         pixels = height * width
         if 1 in contents and per_pass * pixels <= budget:
             add(_Shape(1, height, width), pixels)
         if per_pass > 1 and per_pass * pixels > budget / 2 and pixels <= budget:
             add(_Shape(0, height, width), pixels + PASS_OVERHEAD)
     if 2 in contents and per_pass % 2 == 0:
-        for height in _levels(end_h, 50):
+        for height in _levels(end_h, 50, multiple):
             add(_Shape(2, height, 0), height * mean_w * _MISFIT)
-        for width in _levels(end_w, 50):
+        for width in _levels(end_w, 50, multiple):
             add(_Shape(2, 0, width), width * mean_h * _MISFIT)
     if 4 in contents and per_pass % 4 == 0:
         add(_Shape(4, 0, 0), mean_h * mean_w * _MISFIT**2)
     return shapes, np.array(costs, np.float32)
 
 
-def _boxes(end_h: npt.NDArray[np.int32], end_w: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+def _boxes(
+    end_h: npt.NDArray[np.int32], end_w: npt.NDArray[np.int32], multiple: int
+) -> list[tuple[int, int]]:
     """Canvas extents for single images: the most frequent ones, and a grid over all."""
     each, counts = np.unique(
-        -(-np.stack([end_h, end_w], axis=1) // CANVAS_MULTIPLE) * CANVAS_MULTIPLE,
+        -(-np.stack([end_h, end_w], axis=1) // multiple) * multiple,
         axis=0,
         return_counts=True,
     )
     frequent = each[np.argsort(-counts, kind="stable")[:150]]
-    grid = itertools.product(_levels(end_h, 16), _levels(end_w, 16))
+    grid = itertools.product(_levels(end_h, 16, multiple), _levels(end_w, 16, multiple))
     return sorted({(h, w) for h, w in frequent.tolist()} | set(grid))
 
 
-def _levels(ends: npt.NDArray[np.int32], num: int) -> list[int]:
+def _levels(ends: npt.NDArray[np.int32], num: int, multiple: int) -> list[int]:
     quantiles = np.quantile(ends, np.linspace(0, 1, num), method="higher")
-    return sorted({_up(q) for q in quantiles.tolist()})
+    return sorted({_up(q, multiple) for q in quantiles.tolist()})
 
 
-def _up(extent: float) -> int:
-    return round_up(int(np.ceil(extent)), CANVAS_MULTIPLE)
+def _up(extent: float, multiple: int) -> int:
+    return round_up(int(np.ceil(extent)), multiple)
 
 
 def _pick(cost: Floats, num: int, rng: np.random.Generator) -> list[int]:
@@ -542,9 +549,9 @@ def _move(
         for _ in range(2):
             before = canvases[k]
             if rng.random() < _LEAPS:
-                proposal = _tight(before, pairs, first, second, rng)
+                proposal = _tight(before, pairs, first, second, job.multiple, rng)
             else:
-                proposal = _nudged(before, rng)
+                proposal = _nudged(before, job.multiple, rng)
             canvases[k] = proposal
             fits = min(proposal[1:]) > 0 and proposal.pixels <= job.budget
             if proposal == before or not fits or not job.fits_all(canvases):
@@ -563,15 +570,20 @@ def _move(
     return moved
 
 
-def _nudged(canvas: Canvas, rng: np.random.Generator) -> Canvas:
-    spread = CANVAS_MULTIPLE * float(rng.choice([1, 2, 5]))
-    down, right = (rng.normal(scale=spread, size=2) / CANVAS_MULTIPLE).round().astype(int).tolist()
-    height, width = canvas.height + CANVAS_MULTIPLE * down, canvas.width + CANVAS_MULTIPLE * right
+def _nudged(canvas: Canvas, multiple: int, rng: np.random.Generator) -> Canvas:
+    spread = float(rng.choice([1, 2, 5]))
+    down, right = rng.normal(scale=spread, size=2).round().astype(int).tolist()
+    height, width = canvas.height + multiple * down, canvas.width + multiple * right
     return Canvas(canvas.slots, height, width)
 
 
 def _tight(
-    canvas: Canvas, pairs: _Pairs, first: Index, second: Index, rng: np.random.Generator
+    canvas: Canvas,
+    pairs: _Pairs,
+    first: Index,
+    second: Index,
+    multiple: int,
+    rng: np.random.Generator,
 ) -> Canvas:
     """A canvas of as many slots that just holds one image or one two, drawn at random."""
     i = int(rng.integers(len(first)))
@@ -579,7 +591,7 @@ def _tight(
         _, end_h, _, end_w = take(pairs.single, first[i])
     else:
         _, end_h, _, end_w = take(pairs.joint[int(rng.integers(2))], (first[i], second[i]))
-    return Canvas(canvas.slots, _up(float(end_h)), _up(float(end_w)))
+    return Canvas(canvas.slots, _up(float(end_h), multiple), _up(float(end_w), multiple))
 
 
 def _refit_in_turn(
@@ -606,9 +618,10 @@ def _refit(
         other_apart = np.delete(apart, k, axis=0).min(axis=0, initial=NEVER)
         best = np.inf
         for down, right in itertools.product(_MOVES, _MOVES):
-            moved = Canvas(canvas.slots, canvas.height + down, canvas.width + right)
+            height = canvas.height + job.multiple * down
+            moved = Canvas(canvas.slots, height, canvas.width + job.multiple * right)
             rest = canvases[:k] + canvases[k + 1 :]
-            if min(moved[1:]) < CANVAS_MULTIPLE or moved.pixels > job.budget:
+            if min(moved[1:]) < job.multiple or moved.pixels > job.budget:
                 continue
             if not job.fits_all([*rest, moved]):
                 continue

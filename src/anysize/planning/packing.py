@@ -293,6 +293,6 @@ def _arrangements(
 
 
 def _extents(size: Size, geometry: NetGeometry) -> tuple[int, int, int, int]:
-    steps = [(geometry.cells(e) + geometry.gutter_cells) * geometry.output_stride for e in size]
-    ends = [geometry.shift(e) + e for e in size]
+    steps = [geometry.step(e) for e in size]
+    ends = [geometry.shift(e) + geometry.padded(e) for e in size]
     return steps[0], ends[0], steps[1], ends[1]

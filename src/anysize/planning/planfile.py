@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from typing import Any, cast
 import numpy as np
 
 from anysize.atomic_files import write_atomic
+from anysize.config import read_geometry
 from anysize.errors import ConfigError, ShapeError
-from anysize.geometry import CANVAS_MULTIPLE, Canvas, NetGeometry, Size
+from anysize.geometry import Canvas, NetGeometry, Size, round_up
 from anysize.planning.packing import Plan, check_fit, pack
 
 FORMAT = "anysize-plan-1"
@@ -23,8 +25,6 @@ SUMMARY_IMAGES = 4_000
 """Most images that a summary packs; of more, it takes an evenly spread part."""
 
 _KEYS = ("format", "geometry", "images_per_step", "max_pixels_per_step", "canvases", "summary")
-_STRIDES = (8, 16, 32)
-_POOL_PADDINGS = ("same", "caffe", "torchvision")
 
 
 def plan_summary(plan: Plan, sizes: Sequence[Size]) -> dict[str, Any]:
@@ -87,14 +87,14 @@ def check_plan(plan: Plan, sizes: Sequence[Size], *, geometry: NetGeometry, sour
         source: The plan's file, for messages.
 
     Raises:
-        ConfigError: The plan was made for a net with another stride or pooling.
+        ConfigError: The plan was made for a net with another geometry.
         ShapeError: Some images fit on no canvas.
     """
-    for key in ("output_stride", "pool_padding"):
-        planned, wanted = getattr(plan.geometry, key), getattr(geometry, key)
+    for key, planned in dataclasses.asdict(plan.geometry).items():
+        wanted = getattr(geometry, key)
         if planned != wanted:
             raise ConfigError(
-                f"The plan was made for `model.{key}` = {planned}, but the net has {wanted} "
+                f"The plan was made for a net with `{key}` = {planned}, but this net has {wanted} "
                 f"({source}). Make a new plan with `anysize plan`, or leave `plan.file` out."
             )
     try:
@@ -111,14 +111,10 @@ def write_plan(plan: Plan, path: Path, *, sizes: Sequence[Size]) -> None:
         ShapeError: Some images fit on no canvas.
     """
     canvases = ",\n".join(f"    {json.dumps(c._asdict())}" for c in plan.canvases)
-    geometry = {
-        "output_stride": plan.geometry.output_stride,
-        "pool_padding": plan.geometry.pool_padding,
-    }
     text = (
         "{\n"
         f'  "format": {json.dumps(FORMAT)},\n'
-        f'  "geometry": {json.dumps(geometry)},\n'
+        f'  "geometry": {json.dumps(plan.geometry.to_table())},\n'
         f'  "images_per_step": {plan.images_per_step},\n'
         f'  "max_pixels_per_step": {plan.max_pixels_per_step},\n'
         f'  "canvases": [\n{canvases}\n  ],\n'
@@ -156,24 +152,22 @@ def read_plan(path: Path) -> Plan:
             f"`format` is {table['format']!r}; this version reads {FORMAT!r} ({source}). Make a "
             f"new plan with `anysize plan`."
         )
-    geometry = _object(
-        table["geometry"], "`geometry`", ("output_stride", "pool_padding"), (), source
-    )
-    stride = _one_of(geometry["output_stride"], "geometry.output_stride", _STRIDES, source)
-    padding = _one_of(geometry["pool_padding"], "geometry.pool_padding", _POOL_PADDINGS, source)
+    geometry = read_geometry(table["geometry"], source)
     budget = _positive(table["max_pixels_per_step"], "max_pixels_per_step", source)
     canvases = table["canvases"]
     if not isinstance(canvases, list) or not canvases:
         raise ConfigError(f"`canvases` must be a list with at least one canvas ({source}).")
     return Plan(
-        geometry=NetGeometry(output_stride=stride, pool_padding=padding),
+        geometry=geometry,
         images_per_step=_positive(table["images_per_step"], "images_per_step", source),
         max_pixels_per_step=budget,
-        canvases=_canvases(cast("list[object]", canvases), budget, source),
+        canvases=_canvases(
+            cast("list[object]", canvases), budget, geometry.canvas_multiple, source
+        ),
     )
 
 
-def _canvases(items: list[object], budget: int, source: str) -> tuple[Canvas, ...]:
+def _canvases(items: list[object], budget: int, multiple: int, source: str) -> tuple[Canvas, ...]:
     canvases: list[Canvas] = []
     for i, item in enumerate(items):
         key = f"canvases[{i}]"
@@ -181,10 +175,10 @@ def _canvases(items: list[object], budget: int, source: str) -> tuple[Canvas, ..
         canvas = Canvas(*(_positive(values[n], f"{key}.{n}", source) for n in Canvas._fields))
         for name in ("height", "width"):
             extent = getattr(canvas, name)
-            if extent % CANVAS_MULTIPLE:
+            if extent % multiple:
                 raise ConfigError(
-                    f"`{key}.{name}` is {extent}, which is not a multiple of {CANVAS_MULTIPLE} "
-                    f"({source}). Use {extent + CANVAS_MULTIPLE - extent % CANVAS_MULTIPLE}."
+                    f"`{key}.{name}` is {extent}, which is not a multiple of {multiple} "
+                    f"({source}). Use {round_up(extent, multiple)}."
                 )
         if canvas.pixels > budget:
             raise ConfigError(
@@ -221,11 +215,4 @@ def _object(
 def _positive(value: object, key: str, source: str) -> int:
     if type(value) is not int or value < 1:
         raise ConfigError(f"`{key}` is {value!r}; it must be a whole number above 0 ({source}).")
-    return value
-
-
-def _one_of(value: Any, key: str, options: Sequence[Any], source: str) -> Any:  # noqa: ANN401
-    if isinstance(value, bool) or value not in options:
-        named = ", ".join(str(o) for o in options)
-        raise ConfigError(f"`{key}` is {value!r}; it must be one of {named} ({source}).")
     return value

@@ -21,7 +21,7 @@ from anysize.data.transforms import no_augmentation
 from anysize.device import Precision
 from anysize.errors import ConfigError, DataError
 from anysize.geometry import Size, single, target_rect
-from anysize.models.fcn import FCN
+from anysize.models.net import Net
 from anysize.planning.canvases import Plan, read_plan
 from anysize.planning.packing import Pass, Step, pack
 from anysize.predict import metrics
@@ -32,7 +32,7 @@ PREFETCH_STEPS = 2
 
 
 def evaluate(
-    model: FCN,
+    model: Net,
     samples: Sequence[Sample],
     *,
     plan: Plan,

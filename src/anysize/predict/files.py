@@ -52,7 +52,8 @@ from anysize.geometry import (
 )
 from anysize.images.decode import decode_image, viewable
 from anysize.images.formats import IMAGE_SUFFIXES
-from anysize.models.fcn import FCN, upsample
+from anysize.models.net import Net
+from anysize.models.ops import upsample
 
 DEFAULT_MAX_PIXELS = 4_194_304
 """2048 x 2048: ResNet-50 at output stride 16 with 21 classes takes 1.0 GB for it on a CPU."""
@@ -194,7 +195,7 @@ class NetLabeller:
 
 
 def canvas_logits(
-    model: FCN, pixels: Tensor, layout: Layout, *, precision: Precision = "float32"
+    model: Net, pixels: Tensor, layout: Layout, *, precision: Precision = "float32"
 ) -> list[Tensor]:
     """Runs the net on a canvas, in eval mode, and cuts out each image at full resolution.
 
@@ -228,7 +229,7 @@ def canvas_logits(
 
 
 def predict_logits(
-    model: FCN, image: np.ndarray, pixels: PixelConvention, *, precision: Precision = "float32"
+    model: Net, image: np.ndarray, pixels: PixelConvention, *, precision: Precision = "float32"
 ) -> Tensor:
     """The logits of one image, whole, at its own size.
 
@@ -252,7 +253,7 @@ def predict_logits(
 
 
 def predict_probabilities(
-    model: FCN,
+    model: Net,
     image: np.ndarray,
     pixels: PixelConvention,
     *,
@@ -272,7 +273,7 @@ def to_probabilities(logits: Tensor, kind: LabelKind) -> Tensor:
 
 
 def predict_image(
-    model: FCN,
+    model: Net,
     image: np.ndarray,
     pixels: PixelConvention,
     *,

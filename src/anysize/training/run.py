@@ -57,7 +57,8 @@ from anysize.device import (
 )
 from anysize.errors import AnysizeError, ConfigError, DataError, first_names
 from anysize.geometry import Canvas, Size
-from anysize.models.fcn import FCN, build_model
+from anysize.models.build import build_model, geometry_of
+from anysize.models.fcn import FCN
 from anysize.planning.canvases import (
     Plan,
     check_plan,
@@ -353,7 +354,7 @@ def run_steps(
         steps,
         draws,
         classes=job.classes,
-        geometry=job.config.model.geometry,
+        geometry=job.model.geometry,
         loss_at=job.config.model.loss_at,
         pixels=job.pixels,
         num_threads=config.loader_threads,
@@ -660,12 +661,12 @@ def _plan(config: RunConfig, resumed_run: Path | None, sizes: Sequence[Size]) ->
     if resumed_run or config.plan.file:
         path = resumed_run / "plan.json" if resumed_run else Path(config.plan.file)
         plan = read_plan(path)
-        check_plan(plan, largest, geometry=config.model.geometry, source=str(path))
+        check_plan(plan, largest, geometry=geometry_of(config.model), source=str(path))
         return plan
     drawn = _drawn_sizes(config, sizes)
     return plan_canvases(
         drawn,
-        geometry=config.model.geometry,
+        geometry=geometry_of(config.model),
         images_per_step=config.plan.images_per_step,
         max_pixels_per_step=config.plan.max_pixels_per_step,
         max_canvases=most_canvases(config, drawn, num_images=len(sizes)),

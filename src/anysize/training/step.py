@@ -15,8 +15,8 @@ from torch import Tensor
 from anysize.data.batch import Batch
 from anysize.device import Precision, computing, is_out_of_memory, release_memory
 from anysize.geometry import Canvas
-from anysize.models.fcn import FCN, upsample
-from anysize.models.ops import update_moving_statistics
+from anysize.models.net import Net
+from anysize.models.ops import update_moving_statistics, upsample
 from anysize.timing import Stage, untimed
 from anysize.training.losses import Loss
 from anysize.training.memory import PassLimit
@@ -39,7 +39,7 @@ class StepResult:
 
 
 def train_step(
-    net: FCN,
+    net: Net,
     loss: Loss,
     batches: Sequence[Batch],
     optimizer: torch.optim.Optimizer,
@@ -105,7 +105,7 @@ def train_step(
 
 
 def _backward(
-    net: FCN,
+    net: Net,
     loss: Loss,
     batch: Batch,
     count: int,
@@ -131,7 +131,7 @@ def _backward(
 
 
 def _forget_passes(
-    net: FCN, optimizer: torch.optim.Optimizer, statistics: Sequence[Tensor]
+    net: Net, optimizer: torch.optim.Optimizer, statistics: Sequence[Tensor]
 ) -> None:
     """Undoes the passes of a step: their gradients, and what moved the norms' statistics."""
     optimizer.zero_grad(set_to_none=True)
@@ -139,7 +139,7 @@ def _forget_passes(
         buffer.copy_(before)
 
 
-def _is_finite(total: Tensor, net: FCN) -> bool:
+def _is_finite(total: Tensor, net: Net) -> bool:
     """Whether loss and gradient are finite; waits for the device once."""
     gradients = [p.grad for p in net.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
