@@ -18,7 +18,7 @@ from anysize.models.build import build_model
 from anysize.models.ops import ConvNorm
 from anysize.onnx import export as export_onnx
 from anysize.onnx import file as onnx_file
-from anysize.predict.files import NO_CLASS, predict_logits
+from anysize.predict.tiles import NO_CLASS, predict_logits
 
 CLASSES = Classes(
     names=("sea", "land", "lake"),

@@ -25,7 +25,8 @@ from anysize.errors import (
 from anysize.models.build import build_model
 from anysize.onnx import export as export_onnx
 from anysize.onnx import file as onnx_file
-from anysize.predict.files import label_files, predict_files, predict_image
+from anysize.predict.files import label_files, predict_files
+from anysize.predict.tiles import predict_image
 
 CLASSES = Classes(names=("sea", "land", "lake"), colours=((10, 20, 30), (200, 0, 0), (0, 180, 90)))
 

@@ -20,7 +20,7 @@ from anysize.models.build import build_model
 from anysize.planning.canvases import Plan, write_plan
 from anysize.predict import metrics
 from anysize.predict.evaluate import evaluate, evaluate_run, evaluation_steps, format_table
-from anysize.predict.files import predict_logits
+from anysize.predict.tiles import predict_logits
 
 CLASSES = Classes(
     names=("sea", "land", "lake"), colours=((0, 0, 9), (9, 0, 0), (0, 9, 0)), ignore_index=255

@@ -7,6 +7,7 @@ when it runs, so that `--help` does not wait for PyTorch.
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -22,6 +23,8 @@ from anysize_why.findings import WhyError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code."""
     parsed = _parser().parse_args(arguments)
+    # Of a damaged or strange file we say ourselves what matters.
+    warnings.filterwarnings("ignore", module="PIL")
     console = Console(soft_wrap=True)
     try:
         code: int | None = parsed.run(parsed, console)

@@ -73,13 +73,16 @@ def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
 
 
 def _predict(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.predict.files import DEFAULT_MAX_PIXELS, find_images, label_files
+    from anysize.predict.files import find_images, label_files, not_read
+    from anysize.predict.tiles import DEFAULT_MAX_PIXELS
 
     max_pixels = DEFAULT_MAX_PIXELS if parsed.max_pixels is None else parsed.max_pixels
     if max_pixels < 1:
         raise ConfigError(f"--max-pixels is {max_pixels}; it must be at least 1.")
     labeller = _labeller(parsed)
     total = len(find_images(parsed.images))
+    for note in not_read(parsed.images):
+        console.print(note, highlight=False, markup=False)
     with progress_bar(console) as progress:
         bar = progress.add_task("predict", total=total)
         for done in label_files(

@@ -17,6 +17,7 @@ from anysize.images.formats import (
     FORMATS,
     IMAGE_SUFFIXES,
     PICTURE_SUFFIXES,
+    Format,
     format_by_suffix,
     is_hidden,
 )
@@ -63,7 +64,7 @@ def scan_flat(
         masks.append(paired)
         if not set(paired) & set(found):
             _propose(found, of_folder, images, folder, pattern)
-    notes += _passed_over(images, IMAGE_SUFFIXES, deep=deep)
+    notes += passed_over(images, IMAGE_SUFFIXES, deep=deep)
     for folder, of_folder in zip(mask_folders, masks, strict=True):
         faults += _unpaired(found, of_folder, images, folder, suffixes, pattern)
     whole = [key for key in sorted(found) if all(key in m for m in masks)]
@@ -92,8 +93,8 @@ def files_below(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> 
     if files:
         return files
     others = [e for e in entries if is_one_of(e, PICTURE_SUFFIXES) and e.is_file()]
-    said = f" It has {_of_other_formats(others, suffixes)}" if others else ""
-    raise DataError(f"The folder {folder} holds no {', '.join(suffixes)} files.{said}")
+    said = _of_other_formats(others, suffixes)
+    raise DataError(f"The folder {folder} holds no {', '.join(suffixes)} files. {said}".rstrip())
 
 
 def _walk(folder: Path) -> list[Path]:
@@ -179,15 +180,20 @@ def _no_labels(path: Path) -> str:
 
 
 def _of_other_formats(others: Sequence[Path], suffixes: Sequence[str]) -> str:
-    """What pictures a folder holds instead, and why they are not read."""
-    found = format_by_suffix(others[0])
-    assert found is not None
+    """What pictures a folder holds instead, and why they are not read; a sentence or two each."""
     masks = set(suffixes) != set(IMAGE_SUFFIXES)
-    why = found.no_labels if masks else found.no_image
-    return f"{len(others)} of {found.name}: {first_names(p.name for p in others)}. {why}"
+    by_format: dict[Format, list[Path]] = {}
+    for path in others:
+        if found := format_by_suffix(path):
+            by_format.setdefault(found, []).append(path)
+    return " ".join(
+        f"It has {len(paths)} of {found.name}: {first_names(p.name for p in paths)}. "
+        f"{found.no_labels if masks else found.no_image}".rstrip()
+        for found, paths in by_format.items()
+    )
 
 
-def _passed_over(folder: Path, suffixes: Sequence[str], *, deep: bool) -> list[str]:
+def passed_over(folder: Path, suffixes: Sequence[str], *, deep: bool) -> list[str]:
     """Pictures of formats that are not read, in words."""
     entries = _walk(folder) if deep else sorted(folder.iterdir())
     by_format: dict[str, list[Path]] = {}

@@ -89,7 +89,7 @@ def image_rows(path: Path, num_channels: int = 3, float_range: Sequence[float] =
         if pixels > LARGEST_WHOLE:
             raise FaultError("unreadable", path, _too_large(path, frame))
         with larger_images(LARGEST_WHOLE):
-            return whole(decode_image(path, num_channels, float_range))
+            return as_rows(decode_image(path, num_channels, float_range))
 
     def read(top: int, bottom: int) -> Pixels:
         with larger_images(LARGEST_WHOLE), readable(path):
@@ -101,9 +101,11 @@ def image_rows(path: Path, num_channels: int = 3, float_range: Sequence[float] =
     return Rows(frame.stored, read)
 
 
-def whole(pixels: Pixels) -> Rows:
-    """The rows of an image in memory, `[h, w, c]`."""
-    return Rows(Size(*pixels.shape[:2]), lambda top, bottom: pixels[top:bottom])
+def as_rows(image: Pixels | Rows) -> Rows:
+    """The rows of an image in memory, `[h, w, c]`; rows as they are."""
+    if isinstance(image, Rows):
+        return image
+    return Rows(Size(*image.shape[:2]), lambda top, bottom: image[top:bottom])
 
 
 def _too_large(path: Path, frame: Frame) -> str:

@@ -36,6 +36,11 @@ _LOSSLESS = {1, 5, 8, 32773, 32946, 34925, 50000}
 
 _FLOAT, _FLOAT_WHITE = 3, 65535
 
+_DOUBLE, _ASCII, _SHORT = 12, 2, 3
+GEO_TAGS = {33550: _DOUBLE, 33922: _DOUBLE, 34264: _DOUBLE, 34735: _SHORT, 34736: _DOUBLE}
+GEO_TAGS[34737] = _ASCII
+"""Tags that tie an image to the ground, and their types. Source: OGC GeoTIFF 1.1, section 7."""
+
 
 def needs_bands(tags: ImageFileDirectory_v2, num_channels: int) -> bool:
     """Whether Pillow would not open a TIFF, or lose bits, a band or which end is white."""
@@ -116,6 +121,13 @@ def decode_bands(
     if dropped and _numbers(tags, _EXTRA, ()) == (_PREMULTIPLIED,):
         pixels = _without_premultiplication(pixels)
     return upright(pixels, tiff_frame(tags).orientation), num_colours
+
+
+def geo_tags(tags: ImageFileDirectory_v2) -> dict[int, object]:
+    """What ties a TIFF to the ground, by tag; empty where it is turned, so that it ties no mask."""
+    if tiff_frame(tags).orientation != 1:
+        return {}
+    return {tag: tags[tag] for tag in GEO_TAGS if tag in tags}
 
 
 def unsupported(path: Path, what: str) -> FaultError:

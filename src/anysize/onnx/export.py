@@ -47,7 +47,7 @@ from anysize.onnx.file import (
     require_extra,
     to_metadata,
 )
-from anysize.predict.files import NO_CLASS, predict_logits
+from anysize.predict.tiles import NO_CLASS, predict_logits
 
 if TYPE_CHECKING:
     import onnx

@@ -34,7 +34,8 @@ from anysize.errors import (
     WeightsError,
 )
 from anysize.geometry import NetGeometry, Size
-from anysize.predict.files import Prediction, predict_tiled, to_probabilities
+from anysize.images.decode import Rows, as_rows
+from anysize.predict.tiles import Prediction, predict_tiled, to_probabilities
 
 if TYPE_CHECKING:
     import onnx
@@ -113,7 +114,7 @@ class OnnxLabeller:
         return self.description.pixels
 
     def predict(
-        self, image: np.ndarray, *, max_pixels: int, keep_probabilities: bool
+        self, image: np.ndarray | Rows, *, max_pixels: int, keep_probabilities: bool
     ) -> Prediction:
         """Labels one image, in tiles if it has more than `max_pixels`; see `predict_image`.
 
@@ -138,14 +139,15 @@ class OnnxLabeller:
                 f"{self.name} gives labels, and probabilities were asked for. Export it again with "
                 "`--output logits`."
             )
-        size = Size(image.shape[0], image.shape[1])
+        rows = as_rows(image)
+        size = rows.size
         if size.pixels > max_pixels:
             raise ShapeError(
                 f"The image of {size} has more than {max_pixels} pixels and would run in tiles, "
                 f"but {self.name} gives labels, which cannot be blended. Raise --max-pixels, or "
                 "export it again with `--output logits`."
             )
-        labels, *present = self.run(image)
+        labels, *present = self.run(rows.read(0, size.height))
         return Prediction(
             labels=labels,
             present=present[0] if present else None,

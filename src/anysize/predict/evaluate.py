@@ -25,7 +25,7 @@ from anysize.models.net import Net
 from anysize.planning.canvases import Plan, read_plan
 from anysize.planning.packing import Pass, Step, pack
 from anysize.predict import metrics
-from anysize.predict.files import canvas_logits
+from anysize.predict.tiles import canvas_logits
 
 PREFETCH_STEPS = 2
 """Steps that are made ready ahead; labels at full resolution make them large."""

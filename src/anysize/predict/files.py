@@ -1,18 +1,4 @@
-"""Prediction: an image of any size in, labels of exactly that size out, whole or in blended tiles.
-
-An image of at most `max_pixels` runs whole, at its own size. A larger one runs in tiles that
-overlap, and whose probabilities are blended:
-
-- All tiles of an image have one size, congruent to the image's modulo the output stride, and start
-  at multiples of it. So every tile's cells and pooling windows fall where the whole image's do.
-- A tile's outermost quarter of the overlap has no weight, since what the net says there is
-  distorted by the border that the tile has and the image has not. Then the weight rises as a cosine
-  over half of the overlap. The weights of all tiles at a pixel add up to 1.
-- Probabilities are blended rather than logits: a mean of distributions is a distribution, and one
-  tile's extreme logit cannot outvote the others.
-
-Where the net sees no further than a quarter of the overlap, tiles give what the whole image gives.
-ResNets see further, so there it is an approximation.
+"""Labels image files: masks and overlays of the images' own size.
 
 What labels images is a `Labeller`: a net of ours (`NetLabeller`), or an ONNX file
 (`anysize.onnx.file`). Tiling and the files written are the same for both.
@@ -20,80 +6,41 @@ What labels images is a `Labeller`: a net of ours (`NetLabeller`), or an ONNX fi
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor, nn
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from anysize.atomic_files import write_atomic
 from anysize.checkpoint import Weights
 from anysize.config import LabelKind, PixelConvention
-from anysize.data.loader import normalise
-from anysize.data.samples import Classes
-from anysize.device import Precision, computing, is_out_of_memory
-from anysize.errors import ConfigError, DataError, DeviceError, ShapeError, WeightsError
-from anysize.geometry import (
-    Layout,
-    NetGeometry,
-    Placement,
-    Size,
-    ceil_div,
-    round_up,
-    single,
-    target_rect,
-)
-from anysize.images.decode import decode_image, viewable
+from anysize.data.classes import Classes
+from anysize.data.pairing import files_below, passed_over
+from anysize.device import Precision, is_out_of_memory
+from anysize.errors import DataError, DeviceError, ShapeError
+from anysize.geometry import NetGeometry, Size
+from anysize.images.decode import Rows, image_rows, viewable
 from anysize.images.formats import IMAGE_SUFFIXES
-from anysize.models.net import Net
-from anysize.models.ops import upsample
+from anysize.images.headers import read_tiff_header
+from anysize.images.opening import readable
+from anysize.images.tiff import GEO_TAGS, geo_tags
+from anysize.predict.tiles import (
+    DEFAULT_MAX_PIXELS,
+    Prediction,
+    check_max_pixels,
+    predict_image,
+)
 
-DEFAULT_MAX_PIXELS = 4_194_304
-"""2048 x 2048: ResNet-50 at output stride 16 with 21 classes takes 1.0 GB for it on a CPU."""
+OVERLAY_PIXELS = 1 << 26
+"""Most pixels of an overlay; one of a larger image has every second, third, ... pixel of it."""
 
-OVERLAP = 128
-"""Pixels by which neighbouring tiles overlap at least."""
-
-NO_CLASS = 255
-"""Label of a pixel at which no class of a sigmoid net reaches a probability of one half."""
-
-
-@dataclass(frozen=True, slots=True)
-class TileAxis:
-    """The tiles along one axis of an image.
-
-    Attributes:
-        extent: Of every tile.
-        starts: First pixel of each tile, rising.
-    """
-
-    extent: int
-    starts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What a net says about one image.
-
-    Attributes:
-        labels: uint8 `[h, w]`, the most probable class; for sigmoid `NO_CLASS` where none reaches a
-            probability of one half.
-        present: uint8 `[k, h, w]`, for sigmoid only: 1 where a class reaches one half.
-        probabilities: float16 `[k, h, w]` if they were asked for.
-        num_tiles: 1 for an image that ran whole.
-    """
-
-    labels: np.ndarray
-    present: np.ndarray | None
-    probabilities: np.ndarray | None
-    num_tiles: int
+_OVERLAY_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +88,9 @@ class Labeller(Protocol):
         ...
 
     def predict(
-        self, image: np.ndarray, *, max_pixels: int, keep_probabilities: bool
+        self, image: np.ndarray | Rows, *, max_pixels: int, keep_probabilities: bool
     ) -> Prediction:
-        """Labels one image, uint8 RGB `[h, w, 3]`; arguments of `predict_image`."""
+        """Labels one image, uint8 RGB `[h, w, 3]` or its rows; arguments of `predict_image`."""
         ...
 
 
@@ -180,7 +127,7 @@ class NetLabeller:
         return self.weights.pixels
 
     def predict(
-        self, image: np.ndarray, *, max_pixels: int, keep_probabilities: bool
+        self, image: np.ndarray | Rows, *, max_pixels: int, keep_probabilities: bool
     ) -> Prediction:
         """See `predict_image`."""
         return predict_image(
@@ -191,224 +138,6 @@ class NetLabeller:
             max_pixels=max_pixels,
             precision=self.precision,
             keep_probabilities=keep_probabilities,
-        )
-
-
-def canvas_logits(
-    model: Net, pixels: Tensor, layout: Layout, *, precision: Precision = "float32"
-) -> list[Tensor]:
-    """Runs the net on a canvas, in eval mode, and cuts out each image at full resolution.
-
-    Args:
-        model: Its mode is afterwards as it was before.
-        pixels: `[n, 3, h, w]`, normalised, zero outside the images, on any device.
-        layout: Of the images on the canvas.
-        precision: "bf16" computes the net under autocast; upsampling is in float32 in any case.
-
-    Returns:
-        float32 `[k, h, w]` for each image of the layout, on the model's device.
-
-    Raises:
-        WeightsError: A logit is not finite.
-    """
-    device = next(model.parameters()).device
-    pixels = pixels.to(device, memory_format=torch.channels_last)
-    with _evaluating(model), torch.inference_mode(), computing(device, precision):
-        logits = model(pixels, layout).float()
-    with torch.inference_mode():
-        full = upsample(logits, layout, model.geometry)
-        images = [_cut_out(full, p, model.geometry) for p in layout.placements]
-        for image in images:
-            if not torch.isfinite(image).all():
-                raise WeightsError(
-                    "The net gives logits that are not finite on an image of "
-                    f"{image.shape[1]}x{image.shape[2]}, in {precision}. Its weights have "
-                    "diverged: use those of an earlier step."
-                )
-    return images
-
-
-def predict_logits(
-    model: Net, image: np.ndarray, pixels: PixelConvention, *, precision: Precision = "float32"
-) -> Tensor:
-    """The logits of one image, whole, at its own size.
-
-    Args:
-        model: The net.
-        image: uint8 RGB `[h, w, 3]`.
-        pixels: What the net takes.
-        precision: See `canvas_logits`.
-
-    Returns:
-        float32 `[k, h, w]` on the model's device.
-    """
-    layout = single(Size(image.shape[0], image.shape[1]), model.geometry)
-    canvas, (place,) = layout.canvas, layout.placements
-    array = np.zeros((1, canvas.height, canvas.width, image.shape[2]), np.float32)
-    inside = array[0, place.top : place.top + place.height, place.left : place.left + place.width]
-    inside[:] = normalise(image, pixels)
-    return canvas_logits(
-        model, torch.from_numpy(array).permute(0, 3, 1, 2), layout, precision=precision
-    )[0]
-
-
-def predict_probabilities(
-    model: Net,
-    image: np.ndarray,
-    pixels: PixelConvention,
-    *,
-    kind: LabelKind,
-    precision: Precision = "float32",
-) -> Tensor:
-    """The probabilities of one image, whole: float32 `[k, h, w]`; arguments of `predict_logits`.
-
-    They add up to 1 over the classes for softmax, and are each class's own for sigmoid.
-    """
-    return to_probabilities(predict_logits(model, image, pixels, precision=precision), kind)
-
-
-def to_probabilities(logits: Tensor, kind: LabelKind) -> Tensor:
-    """Logits `[k, h, w]` as probabilities of the same shape."""
-    return logits.softmax(0) if kind == "multiclass" else logits.sigmoid()
-
-
-def predict_image(
-    model: Net,
-    image: np.ndarray,
-    pixels: PixelConvention,
-    *,
-    kind: LabelKind,
-    max_pixels: int = DEFAULT_MAX_PIXELS,
-    overlap: int = OVERLAP,
-    precision: Precision = "float32",
-    keep_probabilities: bool = False,
-) -> Prediction:
-    """Labels one image, in tiles if it has more than `max_pixels`.
-
-    Args:
-        model: The net.
-        image: uint8 RGB `[h, w, 3]`.
-        pixels: What the net takes.
-        kind: How the net's logits are meant.
-        max_pixels: Most pixels that run at once.
-        overlap: Pixels, above 0, by which neighbouring tiles overlap at least; rounded up to whole
-            cells.
-        precision: See `canvas_logits`.
-        keep_probabilities: Also return them. Without, memory holds those of one row of tiles only.
-
-    Raises:
-        ConfigError: `max_pixels` is too small for tiles that overlap.
-        WeightsError: A logit is not finite.
-    """
-    return predict_tiled(
-        lambda tile: predict_probabilities(model, tile, pixels, kind=kind, precision=precision),
-        image,
-        model.geometry,
-        kind=kind,
-        max_pixels=max_pixels,
-        overlap=overlap,
-        keep_probabilities=keep_probabilities,
-    )
-
-
-def predict_tiled(
-    run: Callable[[np.ndarray], Tensor],
-    image: np.ndarray,
-    geometry: NetGeometry,
-    *,
-    kind: LabelKind,
-    max_pixels: int,
-    overlap: int = OVERLAP,
-    keep_probabilities: bool = False,
-) -> Prediction:
-    """Labels one image by anything that gives the probabilities of a tile; see `predict_image`.
-
-    Args:
-        run: From a tile, uint8 RGB `[h, w, 3]`, to its probabilities, float32 `[k, h, w]`.
-        image: uint8 RGB `[h, w, 3]`.
-        geometry: Of the net behind `run`.
-        kind: What the probabilities are.
-        max_pixels: Most pixels of a tile.
-        overlap: As in `predict_image`.
-        keep_probabilities: As in `predict_image`.
-
-    Raises:
-        ConfigError: `max_pixels` is too small for tiles that overlap.
-    """
-    size = Size(image.shape[0], image.shape[1])
-    rows, columns = plan_tiles(size, geometry, max_pixels=max_pixels, overlap=overlap)
-    labels: list[Tensor] = []
-    present: list[Tensor] = []
-    kept: list[Tensor] = []
-    row_weights = _axis_weights(rows, size.height, overlap)
-    column_weights = _axis_weights(columns, size.width, overlap)
-    unfinished: Tensor | None = None
-    for i, top in enumerate(rows.starts):
-        band: Tensor | None = None
-        for j, left in enumerate(columns.starts):
-            tile = image[top : top + rows.extent, left : left + columns.extent]
-            blended = run(tile).cpu() * (row_weights[i][:, None] * column_weights[j])
-            if band is None:
-                band = torch.zeros(len(blended), rows.extent, size.width)
-            band[:, :, left : left + columns.extent] += blended
-        assert band is not None
-        if unfinished is not None:
-            band[:, : unfinished.shape[1]] += unfinished
-        end = rows.starts[i + 1] - top if i + 1 < len(rows.starts) else rows.extent
-        finished, unfinished = band[:, :end], band[:, end:]
-        labels.append(_most_probable(finished, kind))
-        if kind == "multilabel":
-            present.append((finished >= 0.5).to(torch.uint8))
-        if keep_probabilities:
-            kept.append(finished.half())
-    return Prediction(
-        labels=torch.cat(labels).numpy(),
-        present=torch.cat(present, 1).numpy() if present else None,
-        probabilities=torch.cat(kept, 1).numpy() if kept else None,
-        num_tiles=len(rows.starts) * len(columns.starts),
-    )
-
-
-def plan_tiles(
-    size: Size, geometry: NetGeometry, *, max_pixels: int, overlap: int = OVERLAP
-) -> tuple[TileAxis, TileAxis]:
-    """Chooses the tiles, along rows and columns, that compute the fewest pixels in all.
-
-    An extent of `q` strides and a rest is covered by `n` tiles of `t` strides and the same rest, at
-    least `o` strides over one another, if `q + o (n - 1) <= t n`.
-
-    Raises:
-        ConfigError: `max_pixels` is too small for tiles that overlap.
-    """
-    if size.pixels <= max_pixels:
-        return TileAxis(size.height, (0,)), TileAxis(size.width, (0,))
-    check_max_pixels(max_pixels, geometry, overlap)
-    stride = geometry.output_stride
-    overlap = round_up(overlap, stride)
-    choices: list[tuple[int, TileAxis, TileAxis]] = []
-    for num_rows in range(1, max(size.height // stride - overlap // stride, 1) + 1):
-        rows = _spread(size.height, num_rows, stride, overlap)
-        num_columns = _fewest(size.width, max_pixels // rows.extent, stride, overlap)
-        if num_columns:
-            columns = _spread(size.width, num_columns, stride, overlap)
-            computed = num_rows * rows.extent * num_columns * columns.extent
-            choices.append((computed, rows, columns))
-    _, rows, columns = min(choices, key=lambda choice: choice[0])
-    return rows, columns
-
-
-def check_max_pixels(max_pixels: int, geometry: NetGeometry, overlap: int = OVERLAP) -> None:
-    """Makes sure that an image of any size can be tiled within `max_pixels`.
-
-    Raises:
-        ConfigError: Tiles of so few pixels cannot overlap.
-    """
-    # The smallest tile has the overlap, a stride of its own, and the image's rest below a stride.
-    least = (round_up(overlap, geometry.output_stride) + 2 * geometry.output_stride) ** 2
-    if max_pixels < least:
-        raise ConfigError(
-            f"`max_pixels` is {max_pixels}; tiles that overlap by {overlap} pixels need at least "
-            f"{least}."
         )
 
 
@@ -426,15 +155,7 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
     images: dict[tuple[Path, str], Path] = {}
     for path in paths:
         if path.is_dir():
-            inside = [
-                file
-                for file in sorted(path.iterdir())
-                if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
-            ]
-            if not inside:
-                raise DataError(
-                    f"No image in the folder {path}. Images end with {', '.join(IMAGE_SUFFIXES)}."
-                )
+            inside = files_below(path, IMAGE_SUFFIXES, deep=False)
         elif path.exists():
             inside = [path]
         else:
@@ -452,6 +173,16 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
                 "overwrite that of the other. Rename one, or predict them into different folders."
             )
     return list(images.values())
+
+
+def not_read(paths: Sequence[Path]) -> list[str]:
+    """What is passed over in the folders among `paths`, since it is not read; a sentence each."""
+    return [
+        note
+        for path in paths
+        if path.is_dir()
+        for note in passed_over(path, IMAGE_SUFFIXES, deep=False)
+    ]
 
 
 def predict_files(
@@ -526,7 +257,8 @@ def _predict_each(
     faults: list[str] = []
     for path in images:
         try:
-            image = decode_image(path, len(labeller.pixels.mean))
+            pixels = labeller.pixels
+            image = image_rows(path, len(pixels.mean), pixels.float_range)
             prediction = labeller.predict(
                 image, max_pixels=max_pixels, keep_probabilities=probabilities
             )
@@ -551,18 +283,19 @@ def _predict_each(
 
 
 def _write(
-    labeller: Labeller, path: Path, image: np.ndarray, prediction: Prediction, out: Path
+    labeller: Labeller, path: Path, image: Rows, prediction: Prediction, out: Path
 ) -> FilePrediction:
     colours = labeller.classes.colours
+    geo = _geo_tags(path)
     if prediction.present is None:
-        pngs = [_index_png(prediction.labels, colours)]
+        masks = [_index_mask(prediction.labels, colours, geo)]
     else:
-        pngs = [
-            _index_png(mask, ((0, 0, 0), colour))
+        masks = [
+            _index_mask(mask, ((0, 0, 0), colour), geo)
             for mask, colour in zip(prediction.present, colours, strict=True)
         ]
-    picture = overlay(viewable(image, labeller.pixels), prediction.labels, colours)
-    contents = [*pngs, _png(Image.fromarray(picture))]
+    picture = _overlay_of_rows(image, prediction.labels, labeller)
+    contents = [*masks, _encoded(Image.fromarray(picture), "PNG")]
     if prediction.probabilities is not None:
         file = io.BytesIO()
         np.save(file, prediction.probabilities)
@@ -579,12 +312,23 @@ def _write(
             ) from error
     return FilePrediction(
         image=path,
-        size=Size(image.shape[0], image.shape[1]),
-        masks=tuple(targets[: len(pngs)]),
-        overlay=targets[len(pngs)],
+        size=image.size,
+        masks=tuple(targets[: len(masks)]),
+        overlay=targets[len(masks)],
         probabilities=None if prediction.probabilities is None else targets[-1],
         num_tiles=prediction.num_tiles,
     )
+
+
+def _overlay_of_rows(image: Rows, labels: np.ndarray, labeller: Labeller) -> np.ndarray:
+    """The overlay of an image, made a few rows at a time; thinned out where it is very large."""
+    step = max(1, math.ceil(math.sqrt(image.size.pixels / OVERLAY_PIXELS)))
+    parts: list[np.ndarray] = []
+    for top in range(0, image.size.height, step * _OVERLAY_ROWS):
+        bottom = min(top + step * _OVERLAY_ROWS, image.size.height)
+        rows = viewable(image.read(top, bottom)[::step, ::step], labeller.pixels)
+        parts.append(overlay(rows, labels[top:bottom:step, ::step], labeller.classes.colours))
+    return np.concatenate(parts)
 
 
 def overlay(
@@ -595,24 +339,35 @@ def overlay(
     Args:
         image: uint8 RGB `[h, w, 3]`.
         labels: uint8 `[h, w]`; where a label is no class, the image shows uncovered.
-        colours: RGB of the classes.
+        colours: RGB of the classes; a black one covers nothing, since it would only darken.
     """
     palette = np.zeros((256, 3), np.uint16)
     palette[: len(colours)] = colours
     covered = (image + palette[labels] + 1) // 2
-    return np.where(labels[..., None] < len(colours), covered, image).astype(np.uint8)
+    return np.where(palette.any(axis=1)[labels][..., None], covered, image).astype(np.uint8)
 
 
 def _targets(labeller: Labeller, image: Path, out: Path, *, probabilities: bool) -> list[Path]:
     png = f"{image.stem}.png"
+    mask = f"{image.stem}.tif" if _geo_tags(image) else png
     if labeller.kind == "multiclass":
-        targets = [out / "masks" / png]
+        targets = [out / "masks" / mask]
     else:
-        targets = [out / "masks" / name / png for name in labeller.classes.names]
+        targets = [out / "masks" / name / mask for name in labeller.classes.names]
     targets.append(out / "overlays" / png)
     if probabilities:
         targets.append(out / "probabilities" / f"{image.stem}.npy")
     return targets
+
+
+def _geo_tags(image: Path) -> Mapping[int, Any]:
+    """What ties an image to the ground; empty where nothing does, or it cannot be read."""
+    try:
+        with readable(image):
+            tags = read_tiff_header(image)
+    except DataError:
+        return {}
+    return geo_tags(tags) if tags is not None else {}
 
 
 def _check_folder_names(labeller: Labeller) -> None:
@@ -626,75 +381,22 @@ def _check_folder_names(labeller: Labeller) -> None:
             )
 
 
-def _index_png(labels: np.ndarray, colours: Sequence[tuple[int, int, int]]) -> bytes:
+def _index_mask(
+    labels: np.ndarray, colours: Sequence[tuple[int, int, int]], geo: Mapping[int, Any]
+) -> bytes:
+    """A PNG, or a TIFF with the tags of a georeferenced image."""
     image = Image.fromarray(labels)
     image.putpalette([value for colour in colours for value in colour])
-    return _png(image)
+    if not geo:
+        return _encoded(image, "PNG")
+    tags = ImageFileDirectory_v2()
+    for tag, value in geo.items():
+        tags.tagtype[tag] = GEO_TAGS[tag]
+        tags[tag] = value
+    return _encoded(image, "TIFF", compression="tiff_adobe_deflate", tiffinfo=tags)
 
 
-def _png(image: Image.Image) -> bytes:
+def _encoded(image: Image.Image, image_format: str, **options: Any) -> bytes:  # noqa: ANN401
     file = io.BytesIO()
-    image.save(file, "PNG")
+    image.save(file, image_format, **options)
     return file.getvalue()
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def _cut_out(full: Tensor, placement: Placement, geometry: NetGeometry) -> Tensor:
-    r = target_rect(placement, geometry, "full")
-    return full[r.slot, :, r.top : r.top + r.height, r.left : r.left + r.width]
-
-
-def _most_probable(probabilities: Tensor, kind: LabelKind) -> Tensor:
-    best, labels = probabilities.max(0)
-    labels = labels.to(torch.uint8)
-    return labels if kind == "multiclass" else labels.masked_fill_(best < 0.5, NO_CLASS)
-
-
-def _spread(extent: int, num: int, stride: int, overlap: int) -> TileAxis:
-    strides, rest = divmod(extent, stride)
-    tile = ceil_div(strides + overlap // stride * (num - 1), num)
-    starts = tuple(i * (strides - tile) // max(num - 1, 1) * stride for i in range(num))
-    return TileAxis(tile * stride + rest, starts)
-
-
-def _fewest(extent: int, longest: int, stride: int, overlap: int) -> int | None:
-    """The fewest tiles of at most `longest` pixels along an extent; None where there are none."""
-    if extent <= longest:
-        return 1
-    strides, rest = divmod(extent, stride)
-    advance = (longest - rest) // stride - overlap // stride
-    return ceil_div(strides - overlap // stride, advance) if advance > 0 else None
-
-
-def _axis_weights(axis: TileAxis, extent: int, overlap: int) -> list[Tensor]:
-    """The share of each tile at each of its pixels; those of all tiles add up to 1."""
-    margin = overlap / 4
-    inside = torch.arange(axis.extent, dtype=torch.float64) + 0.5
-    total = torch.zeros(extent, dtype=torch.float64)
-    weights: list[Tensor] = []
-    for start in axis.starts:
-        weight = torch.ones(axis.extent, dtype=torch.float64)
-        if start > 0:
-            weight *= _ramp((inside - margin) / (2 * margin))
-        if start + axis.extent < extent:
-            weight *= _ramp((axis.extent - inside - margin) / (2 * margin))
-        total[start : start + axis.extent] += weight
-        weights.append(weight)
-    return [
-        (weight / total[start : start + axis.extent]).float()
-        for start, weight in zip(axis.starts, weights, strict=True)
-    ]
-
-
-def _ramp(x: Tensor) -> Tensor:
-    return (1 - torch.cos(math.pi * x.clamp(0, 1))) / 2
