@@ -344,7 +344,8 @@ def overlay(
     palette = np.zeros((256, 3), np.uint16)
     palette[: len(colours)] = colours
     covered = (image + palette[labels] + 1) // 2
-    return np.where(palette.any(axis=1)[labels][..., None], covered, image).astype(np.uint8)
+    shown = np.asarray(palette.sum(axis=1))[labels] > 0
+    return np.where(shown[..., None], covered, image).astype(np.uint8)
 
 
 def _targets(labeller: Labeller, image: Path, out: Path, *, probabilities: bool) -> list[Path]:
