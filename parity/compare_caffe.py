@@ -37,7 +37,6 @@ from tests.conversion import caffe_net  # noqa: E402
 from tests.conversion.test_caffe import compare as compare_with_numpy  # noqa: E402
 from tests.parity.test_exact_canvases import mosaic  # noqa: E402
 
-from anysize.checkpoint import Weights, load_weights  # noqa: E402
 from anysize.config import PixelConvention  # noqa: E402
 from anysize.conversion.caffe import MEAN_PIXEL  # noqa: E402
 from anysize.conversion.caffemodel import read_caffemodel  # noqa: E402
@@ -53,6 +52,7 @@ from anysize.geometry import (  # noqa: E402
 from anysize.models.build import build_model  # noqa: E402
 from anysize.models.fcn import FCN  # noqa: E402
 from anysize.models.resnet_v1 import Bottleneck  # noqa: E402
+from anysize.models.weights_file import Weights, load_weights  # noqa: E402
 
 VENV = ROOT / ".parity" / "caffe"
 PACKAGES = ("numpy==1.23.5", "protobuf==3.20.3", "scipy==1.10.1", "six==1.16.0")

@@ -34,11 +34,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from anysize.checkpoint import Weights, load_weights
 from anysize.config import OptimConfig
 from anysize.data.batch import Batch
 from anysize.data.loader import normalise
 from anysize.geometry import Size, coarse_rect, single, target_canvas
+from anysize.models.weights_file import Weights, load_weights
 from anysize.training.losses import SigmoidCrossEntropy
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from parity.decisions import decisions
 from torch import Tensor, nn
 
-from anysize.checkpoint import Weights
 from anysize.config import PixelConvention
 from anysize.data.loader import normalise
 from anysize.geometry import (
@@ -37,6 +36,7 @@ from anysize.models import fcn
 from anysize.models.build import build_model
 from anysize.models.fcn import FCN
 from anysize.models.resnet_v1 import Bottleneck
+from anysize.models.weights_file import Weights
 
 IMAGES_PER_SHELF = 4
 

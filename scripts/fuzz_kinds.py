@@ -18,14 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.data.files import write_png16, write_tiff
 
-from anysize.checkpoint import (
-    Weights,
-    load_latest_state,
-    load_run_config,
-    load_weights,
-    save_state,
-    save_weights,
-)
 from anysize.config import DataConfig, ModelConfig, OptimConfig, PixelConvention
 from anysize.conversion.convert import convert
 from anysize.data.samples import (
@@ -39,6 +31,7 @@ from anysize.data.samples import (
 from anysize.geometry import Canvas, NetGeometry, Size
 from anysize.images.headers import read_size
 from anysize.models.fcn import FCN, build_model
+from anysize.models.weights_file import Weights, load_weights, save_weights
 from anysize.onnx.export import export
 from anysize.onnx.file import open_onnx
 from anysize.planning.canvases import read_plan, write_plan
@@ -46,6 +39,8 @@ from anysize.planning.packing import Plan
 from anysize.report import write_report
 from anysize.training.events import read_events
 from anysize.training.optim import build_optimizer
+from anysize.training.settings import load_run_config
+from anysize.training.state import load_latest_state, save_state
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 SIZE = Size(23, 31)

@@ -39,13 +39,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from anysize import checkpoint
-from anysize.checkpoint import load_latest_state
 from anysize.cli import main as cli
 from anysize.geometry import Canvas, NetGeometry
+from anysize.models import weights_file
 from anysize.planning.canvases import Plan, write_plan
 from anysize.training import run as train  # noqa: F401 (loaded for all lives)
+from anysize.training import state
 from anysize.training.events import read_events
+from anysize.training.state import load_latest_state
 
 CHECKPOINT_EVERY = 3
 RUN_TOML = f"""
@@ -163,7 +164,7 @@ def live(folder: Path, console: Path, arguments: list[str], in_place: bool) -> N
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     if in_place:
-        checkpoint.write_atomic = write_in_place
+        state.write_atomic = weights_file.write_atomic = write_in_place
     sys.exit(cli.main(arguments))
 
 

@@ -30,7 +30,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from anysize.atomic_files import write_atomic
-from anysize.checkpoint import load_weights
 from anysize.config import DataConfig
 from anysize.data.samples import (
     Classes,
@@ -44,6 +43,7 @@ from anysize.data.samples import (
 from anysize.device import select_device
 from anysize.errors import DataError
 from anysize.geometry import Size
+from anysize.models.weights_file import load_weights
 from anysize.planning.canvases import read_plan
 from anysize.predict.evaluate import evaluate
 from anysize.predict.files import predict_files

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from tests.cli.command import anysize
 
-from anysize.checkpoint import read_weights_file
+from anysize.models.weights_file import read_weights_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -7,10 +7,10 @@ import torch
 from PIL import Image
 from tests.cli.command import anysize
 
-from anysize.checkpoint import Weights, WeightsFile, save_weights, write_weights_file
 from anysize.config import ModelConfig, PixelConvention
 from anysize.data.samples import Classes
 from anysize.models.build import build_model
+from anysize.models.weights_file import Weights, WeightsFile, save_weights, write_weights_file
 
 CLASSES = Classes(names=("ground", "disc"), colours=((90, 120, 90), (200, 80, 60)))
 

@@ -15,7 +15,7 @@ from tests.cli.test_commands import start, wait_for_steps
 from tests.flow.runs import assert_same_results, events_of, run
 
 from anysize.atomic_files import only_process_in
-from anysize.checkpoint import load_latest_state
+from anysize.training.state import load_latest_state
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_many.py"
 PLANNED = ("--set", "plan.file=plan.json", "--set", "plan.images_per_step=2")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from anysize.checkpoint import load_weights, read_weights_file, write_weights_file
 from anysize.config import ModelConfig, PixelConvention
 from anysize.conversion import convert as module
 from anysize.conversion.convert import convert, describe
@@ -18,6 +17,7 @@ from anysize.conversion.foreign import Foreign
 from anysize.data.samples import Classes
 from anysize.errors import WeightsError
 from anysize.models.build import build_model
+from anysize.models.weights_file import load_weights, read_weights_file, write_weights_file
 
 CONFIG = ModelConfig(units=(1, 1, 2, 1), base_depth=4, pool_padding="torchvision")
 PARTS = {

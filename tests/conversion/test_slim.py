@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from anysize.checkpoint import load_tensors
 from anysize.config import UNITS, load_config
 from anysize.conversion.slim import from_checkpoint, read_slim
 from anysize.conversion.tf_checkpoint import TfCheckpoint
 from anysize.errors import WeightsError
 from anysize.models.build import build_model
 from anysize.models.ops import conv_transpose_same
+from anysize.models.weights_file import load_tensors
 from anysize.training.optim import build_optimizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"

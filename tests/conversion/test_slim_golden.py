@@ -17,9 +17,9 @@ from parity.ours import (
     with_one_kernel_transposed,
 )
 
-from anysize.checkpoint import load_weights, write_weights_file
 from anysize.conversion.convert import convert
 from anysize.geometry import Size, single
+from anysize.models.weights_file import load_weights, write_weights_file
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 NETS = ("slim_v1", "slim_v2")

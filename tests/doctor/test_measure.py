@@ -23,10 +23,11 @@ from anysize.errors import ConfigError, DataError, DoctorError
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch
 from anysize.models.build import build_model
 from anysize.planning.canvases import Plan, write_plan
-from anysize.training import run as train_module
+from anysize.training import job as job_module
 from anysize.training.events import read_events
 from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
+from anysize.training.run import train
 from anysize.training.step import train_step
 
 PLANNED = """
@@ -152,13 +153,13 @@ def test_the_net_learns_nothing_and_all_that_was_changed_is_put_back(planned, mo
 
 def test_the_real_step_is_timed(planned, monkeypatch):
     calls = []
-    real = train_module.train_step
+    real = job_module.train_step
 
     def counted(*args, **options):
         calls.append(options["stage"])
         return real(*args, **options)
 
-    monkeypatch.setattr(train_module, "train_step", counted)
+    monkeypatch.setattr(job_module, "train_step", counted)
     m = measured(planned / "run.toml")
     timed = [stage for stage in calls if stage.__name__ == "stage"]
     assert len(timed) >= len(m.steps)
@@ -279,7 +280,7 @@ def test_memory_that_runs_out_is_a_message(planned, monkeypatch):
     def full(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(train_module, "train_step", full)
+    monkeypatch.setattr(job_module, "train_step", full)
     with pytest.raises(DoctorError, match="Memory ran out while measuring"):
         measured(planned / "run.toml")
 
@@ -365,7 +366,7 @@ def test_a_reckoned_epoch_is_a_real_one(planned):
     epoch = reckon_epoch(m)
     assert epoch.unaccounted_s <= 0.03 * epoch.wall_s
     began = time.perf_counter()
-    folder = train_module.train(path, console=Console(quiet=True))
+    folder = train(path, console=Console(quiet=True))
     took = time.perf_counter() - began
     events = read_events(folder / "events.jsonl")
     assert statistics.fmean(e["seconds"] for e in events if e["event"] == "evaluate") > 0
@@ -389,7 +390,7 @@ def test_what_checkpoints_cost_is_what_leaving_them_out_saves(planned):
     def seconds_of(every, number):
         began = time.perf_counter()
         settings = (f"train.checkpoint_every={every}", f"train.run=run-{every}-{number}")
-        train_module.train(path, settings, console=Console(quiet=True))
+        train(path, settings, console=Console(quiet=True))
         return time.perf_counter() - began
 
     claimed, saved = [], []

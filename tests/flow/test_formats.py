@@ -9,8 +9,8 @@ from PIL import Image
 from rich.console import Console
 from tests.data.files import write_png16, write_tiff
 
-from anysize.checkpoint import load_weights
 from anysize.device import select_device
+from anysize.models.weights_file import load_weights
 from anysize.predict.evaluate import evaluate_run
 from anysize.predict.files import predict_files
 from anysize.training.run import train

@@ -13,7 +13,6 @@ from PIL import Image
 from safetensors.torch import load_file
 from tests.flow.runs import assert_same_results, events_of, results, run, said
 
-from anysize.checkpoint import load_latest_state
 from anysize.config import ModelConfig, OptimConfig, PixelConvention
 from anysize.data.loader import load_steps
 from anysize.data.samples import find_samples, read_classes
@@ -24,10 +23,12 @@ from anysize.geometry import Canvas, Layout, NetGeometry, check_layout, place
 from anysize.models.build import build_model
 from anysize.models.fcn import FCN
 from anysize.planning.packing import Pass, Step
-from anysize.training import run as train_module
+from anysize.training import evaluation, run_folder
+from anysize.training import job as job_module
 from anysize.training.losses import CrossEntropy, SigmoidCrossEntropy
 from anysize.training.memory import PassLimit, Tally
 from anysize.training.optim import build_optimizer
+from anysize.training.state import load_latest_state
 from anysize.training.step import train_step
 
 GEOMETRY = NetGeometry(16)
@@ -45,7 +46,7 @@ class _NanGradient(torch.autograd.Function):
 
 def spoil(monkeypatch, how, stem):
     """Makes the loss or the gradient of every step with an image not finite."""
-    real_step = train_module.train_step
+    real_step = job_module.train_step
     factor = {"nan": math.nan, "inf": math.inf, "gradient": 1.0}[how]
 
     class Spoilt(CrossEntropy):
@@ -57,19 +58,19 @@ def spoil(monkeypatch, how, stem):
         loss = Spoilt() if any(stem in b.stems for b in batches) else loss
         return real_step(net, loss, batches, *args, **kwargs)
 
-    monkeypatch.setattr(train_module, "train_step", step)
+    monkeypatch.setattr(job_module, "train_step", step)
 
 
 def states(monkeypatch):
     """Net and optimiser after each checkpoint, by step."""
     taken = {}
-    real = train_module.save_state
+    real = run_folder.save_state
 
     def saving(*args, **kwargs):
         path = real(*args, **kwargs)
         taken[kwargs["step"]] = load_file(path)
 
-    monkeypatch.setattr(train_module, "save_state", saving)
+    monkeypatch.setattr(run_folder, "save_state", saving)
     return taken
 
 
@@ -105,7 +106,7 @@ def test_a_run_with_skipped_steps_resumes_bit_for_bit(workspace, monkeypatch):
     whole = run(workspace, "train.run=whole", "data.val_fraction=0.01")
     for stop_after in (1, 5, 8, 13):
         calls = []
-        real = train_module.train_step
+        real = job_module.train_step
 
         def stopped(*args, real=real, calls=calls, stop_after=stop_after, **kwargs):
             calls.append(1)
@@ -114,7 +115,7 @@ def test_a_run_with_skipped_steps_resumes_bit_for_bit(workspace, monkeypatch):
             return real(*args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(train_module, "train_step", stopped)
+            patch.setattr(job_module, "train_step", stopped)
             with pytest.raises(StoppedByUserError):
                 run(workspace, f"train.run=p{stop_after}", "data.val_fraction=0.01")
         parts = run(workspace, f"train.run=p{stop_after}", "data.val_fraction=0.01", resume=True)
@@ -329,13 +330,13 @@ def test_the_budget_is_lowered_once_and_remembered(workspace, monkeypatch, norm)
 
 def test_the_lowered_budget_is_in_a_checkpoint_at_once(workspace, monkeypatch):
     taken = []
-    real = train_module.save_state
+    real = run_folder.save_state
 
     def saving(*args, **kwargs):
         taken.append((kwargs["step"], kwargs["tally"]["max_pass_pixels"]))
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(train_module, "save_state", saving)
+    monkeypatch.setattr(run_folder, "save_state", saving)
     with memory_for(monkeypatch, 15_000, ERRORS["gpu"]):
         run(workspace, "model.norm=frozen")
     (event,) = events_of(workspace / "run", "memory")
@@ -354,7 +355,7 @@ def test_memory_that_runs_out_elsewhere_is_a_message(workspace, monkeypatch):
 
 def test_an_evaluation_that_memory_does_not_hold_runs_on_smaller_canvases(workspace, monkeypatch):
     whole = run(workspace, "train.run=whole", "train.epochs=1", "model.norm=frozen")
-    real = train_module.evaluate
+    real = evaluation.evaluate
     plans = []
 
     def scarce(*args, plan, **kwargs):
@@ -363,7 +364,7 @@ def test_an_evaluation_that_memory_does_not_hold_runs_on_smaller_canvases(worksp
             raise ERRORS["gpu"]
         return real(*args, plan=plan, **kwargs)
 
-    monkeypatch.setattr(train_module, "evaluate", scarce)
+    monkeypatch.setattr(evaluation, "evaluate", scarce)
     text = said(workspace, "train.epochs=1", "model.norm=frozen")
     assert "Memory ran out in the evaluation" in text
     assert len(plans) == 2

@@ -14,13 +14,15 @@ from tests.flow.runs import (
     said,
 )
 
-from anysize import checkpoint
 from anysize.atomic_files import only_process_in
-from anysize.checkpoint import load_latest_state, load_weights
 from anysize.errors import ConfigError, DataError
+from anysize.models import weights_file
+from anysize.models.weights_file import load_weights
 from anysize.predict.evaluate import evaluate_run
+from anysize.training import evaluation, run_folder
 from anysize.training import events as runlog
-from anysize.training import run as train_module
+from anysize.training import state as state_module
+from anysize.training.state import load_latest_state
 
 VARIANTS = {
     "trained norms, adamw, poly": (),
@@ -46,14 +48,14 @@ def one_image_a_pass(workspace):
 
 
 def copies_at_each_checkpoint(monkeypatch, folder, to):
-    real = train_module.save_state
+    real = run_folder.save_state
 
     def saving(*args, **kwargs):
         real(*args, **kwargs)
         if kwargs["step"]:
             copy(folder, to / f"step-{kwargs['step']}")
 
-    monkeypatch.setattr(train_module, "save_state", saving)
+    monkeypatch.setattr(run_folder, "save_state", saving)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -102,8 +104,8 @@ def copies_around_each_write(monkeypatch, folder, to):
 
         return writing
 
-    monkeypatch.setattr(checkpoint, "write_atomic", around(checkpoint.write_atomic))
-    monkeypatch.setattr(train_module, "write_atomic", around(train_module.write_atomic))
+    for module in (state_module, weights_file, run_folder, evaluation):
+        monkeypatch.setattr(module, "write_atomic", around(module.write_atomic))
     monkeypatch.setattr(runlog.EventLog, "write", around(runlog.EventLog.write))
     return taken
 
@@ -161,7 +163,7 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_a_whole_one(workspace, 
     (folder / "step-00000005.safetensors").write_bytes(b"nothing")
     model = load_weights(workspace / "whole/weights.safetensors", torch.device("cpu")).model
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    checkpoint.save_state(folder, step=4, data_fingerprint="", model=model, optimizer=optimizer)
+    state_module.save_state(folder, step=4, data_fingerprint="", model=model, optimizer=optimizer)
     assert [p.name for p in sorted(folder.iterdir())] == ["step-00000004.safetensors"]
 
 

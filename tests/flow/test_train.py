@@ -20,7 +20,7 @@ from anysize.geometry import NetGeometry
 from anysize.models.build import build_model
 from anysize.planning.canvases import plan_canvases
 from anysize.planning.packing import pack
-from anysize.training import run as train_module
+from anysize.training import job as job_module
 from anysize.training.events import read_events
 from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
@@ -77,7 +77,7 @@ def test_a_run_learns_and_writes_all_its_files(workspace):
 def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(workspace, monkeypatch, stop_after):
     whole = run(workspace, "train.run=whole")
     calls = []
-    real = train_module.train_step
+    real = job_module.train_step
 
     def stopped(*args, **kwargs):
         calls.append(1)
@@ -85,7 +85,7 @@ def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(workspace, monkeypatc
             signal.raise_signal(signal.SIGINT)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(train_module, "train_step", stopped)
+    monkeypatch.setattr(job_module, "train_step", stopped)
     with pytest.raises(StoppedByUserError, match="--resume"):
         run(workspace, "train.run=parts")
     monkeypatch.undo()

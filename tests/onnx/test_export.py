@@ -10,12 +10,12 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from anysize.checkpoint import Weights
 from anysize.config import ModelConfig, PixelConvention
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, WeightsError
 from anysize.models.build import build_model
 from anysize.models.ops import ConvNorm
+from anysize.models.weights_file import Weights
 from anysize.onnx import export as export_onnx
 from anysize.onnx import file as onnx_file
 from anysize.predict.tiles import NO_CLASS, predict_logits

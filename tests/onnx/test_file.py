@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 from PIL import Image
 
-from anysize.checkpoint import Weights
 from anysize.config import ModelConfig, PixelConvention
 from anysize.data.samples import Classes
 from anysize.errors import (
@@ -23,6 +22,7 @@ from anysize.errors import (
     WeightsError,
 )
 from anysize.models.build import build_model
+from anysize.models.weights_file import Weights
 from anysize.onnx import export as export_onnx
 from anysize.onnx import file as onnx_file
 from anysize.predict.files import label_files, predict_files

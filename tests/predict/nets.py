@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from anysize.checkpoint import Weights
 from anysize.config import ModelConfig, PixelConvention
 from anysize.data.samples import Classes
 from anysize.models.build import build_model
+from anysize.models.weights_file import Weights
 
 COLOURS = ((10, 20, 30), (200, 0, 0), (0, 180, 90))
 CLASSES = Classes(names=("sea", "land", "lake"), colours=COLOURS, ignore_index=255)

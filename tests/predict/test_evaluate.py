@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from anysize.checkpoint import Weights
 from anysize.config import (
     DataConfig,
     ModelConfig,
@@ -17,6 +16,7 @@ from anysize.data.samples import Classes, Sample, decode_image, decode_mask, spl
 from anysize.errors import ConfigError, DataError, WeightsError
 from anysize.geometry import Canvas, Layout, NetGeometry, Size
 from anysize.models.build import build_model
+from anysize.models.weights_file import Weights
 from anysize.planning.canvases import Plan, write_plan
 from anysize.predict import metrics
 from anysize.predict.evaluate import evaluate, evaluate_run, evaluation_steps, format_table

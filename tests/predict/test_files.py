@@ -4,12 +4,12 @@ import torch
 from PIL import Image, TiffImagePlugin
 from tests.predict.nets import CLASSES, COLOURS, image_of, save, tiny_model, tiny_weights
 
-from anysize.checkpoint import Weights
 from anysize.config import PixelConvention
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, DataError, DeviceError
 from anysize.geometry import Size
 from anysize.images import decode
+from anysize.models.weights_file import Weights
 from anysize.predict import files as predict
 from anysize.predict.tiles import NO_CLASS
 

@@ -72,9 +72,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _convert(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.checkpoint import write_weights_file
     from anysize.conversion.convert import convert, describe
     from anysize.data.samples import read_classes
+    from anysize.models.weights_file import write_weights_file
 
     if parsed.out.suffix != ".safetensors":
         raise ConfigError(f"--out is {parsed.out}; a weights file ends with .safetensors.")
@@ -103,7 +103,7 @@ def _convert(parsed: argparse.Namespace, console: Console) -> None:
 
 
 def _export(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.checkpoint import read_weights_file
+    from anysize.models.weights_file import read_weights_file
     from anysize.onnx.export import describe, export
 
     require_folder(parsed.out)

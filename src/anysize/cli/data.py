@@ -63,7 +63,7 @@ def _check(parsed: argparse.Namespace, console: Console) -> int:
     from anysize.check.report import describe_report, report_json
 
     if parsed.data.suffix == ".toml":
-        from anysize.checkpoint import load_run_config
+        from anysize.training.settings import load_run_config
 
         config = load_run_config(parsed.data)
         root, kind = parsed.data.resolve().parent / config.data.root, config.loss.labels
@@ -116,8 +116,8 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
     )
 
     if parsed.data.suffix == ".toml":
-        from anysize.checkpoint import load_run_config
-        from anysize.training.run import most_canvases, training_sizes
+        from anysize.training.plans import most_canvases, training_sizes
+        from anysize.training.settings import load_run_config
 
         config = load_run_config(parsed.data)
         settings, geometry = _plan_settings(parsed, config.plan), geometry_of(config.model)

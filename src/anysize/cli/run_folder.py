@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from anysize.checkpoint import Weights
+    from anysize.models.weights_file import Weights
 
 
 def load_weights_of(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Weights:
     """The net of a run folder or a weights file, on a device."""
-    from anysize.checkpoint import load_weights
     from anysize.device import select_device
+    from anysize.models.weights_file import load_weights
 
     return load_weights(weights_path(path), select_device(device))
 

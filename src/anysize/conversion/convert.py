@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 
-from anysize.checkpoint import WeightsFile, expected_tensors, is_ours
 from anysize.config import UNITS, LabelKind
 from anysize.conversion.caffe import read_caffe
 from anysize.conversion.caffemodel import is_caffemodel
@@ -24,6 +23,7 @@ from anysize.conversion.torch_file import is_torch_file, read_torch_file
 from anysize.conversion.torchvision import foreign_from_torchvision
 from anysize.data.samples import Classes
 from anysize.errors import WeightsError, first_names
+from anysize.models.weights_file import WeightsFile, expected_tensors, is_ours
 
 _listed = functools.partial(first_names, most=8)
 

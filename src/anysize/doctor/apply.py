@@ -17,7 +17,7 @@ from typing import Any
 from anysize.atomic_files import write_atomic
 from anysize.doctor.measure import Subject
 from anysize.errors import DoctorError
-from anysize.training.run import MAY_CHANGE
+from anysize.training.settings import MAY_CHANGE
 from anysize_why.findings import Finding
 
 __all__ = ["Promise", "changes_of", "faster_file", "read_promise", "with_settings", "write_faster"]

@@ -33,7 +33,6 @@ from rich.console import Console
 from torch import Tensor
 
 from anysize.atomic_files import LOCK_NAME
-from anysize.checkpoint import load_run_config, save_weights
 from anysize.config import RunConfig
 from anysize.data.batch import Batch
 from anysize.data.batching import epoch_steps
@@ -50,13 +49,16 @@ from anysize.errors import DoctorError, ShapeError
 from anysize.geometry import Canvas, Size, padded_batch, target_canvas
 from anysize.limits import convolution_flops_s, count_flops
 from anysize.models.levels import num_out
+from anysize.models.weights_file import save_weights
 from anysize.planning.canvases import plan_canvases
 from anysize.planning.packing import Step
 from anysize.predict.evaluate import evaluate
 from anysize.timing import untimed
 from anysize.training.events import EventLog, read_events
+from anysize.training.job import Job, prepare
+from anysize.training.loop import Place, drawn_epoch, run_steps
 from anysize.training.optim import set_learning_rate
-from anysize.training.run import Job, Place, drawn_epoch, prepare, run_steps, with_whole_paths
+from anysize.training.settings import load_run_config, with_whole_paths
 
 __all__ = ["Subject", "find_subject", "measure"]
 

@@ -31,13 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anysize.atomic_files import write_atomic
-from anysize.checkpoint import Weights
 from anysize.config import PixelConvention
 from anysize.errors import ConfigError, ShapeError, WeightsError
 from anysize.geometry import NetGeometry, Size
 from anysize.models.fcn import FCN
 from anysize.models.ops import ConvNorm
 from anysize.models.resnet_v1 import Bottleneck
+from anysize.models.weights_file import Weights
 from anysize.onnx.file import (
     MAX_FILE_BYTES,
     OnnxDescription,

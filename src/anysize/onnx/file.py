@@ -59,7 +59,7 @@ class OnnxDescription:
     Attributes:
         output: "logits": float32 `[k, h, w]`. "labels": uint8 `[h, w]`, and for sigmoid also
             `present`, uint8 `[k, h, w]`.
-        classes, kind, pixels: As in `anysize.checkpoint.Weights`.
+        classes, kind, pixels: As in `anysize.models.weights_file.Weights`.
         geometry: Of the net.
         source: What the weights were converted from; empty where Anysize trained them.
     """

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from anysize.checkpoint import Weights
 from anysize.config import LabelKind, PixelConvention, load_config
 from anysize.data.batch import Batch
 from anysize.data.loader import LoadedStep, load_steps
@@ -22,6 +21,7 @@ from anysize.device import Precision
 from anysize.errors import ConfigError, DataError
 from anysize.geometry import Size, single, target_rect
 from anysize.models.net import Net
+from anysize.models.weights_file import Weights
 from anysize.planning.canvases import Plan, read_plan
 from anysize.planning.packing import Pass, Step, pack
 from anysize.predict import metrics

@@ -18,7 +18,6 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from anysize.atomic_files import write_atomic
-from anysize.checkpoint import Weights
 from anysize.config import LabelKind, PixelConvention
 from anysize.data.classes import Classes
 from anysize.data.pairing import files_below, passed_over
@@ -30,6 +29,7 @@ from anysize.images.formats import IMAGE_SUFFIXES
 from anysize.images.headers import read_tiff_header
 from anysize.images.opening import readable
 from anysize.images.tiff import GEO_TAGS, geo_tags
+from anysize.models.weights_file import Weights
 from anysize.predict.tiles import (
     DEFAULT_MAX_PIXELS,
     Prediction,

@@ -1,0 +1,288 @@
+"""Weights as safetensors: no code inside, written whole, checked when read.
+
+`weights.safetensors` is what a run gives to others: the net's tensors, and in the metadata all that
+is needed to use them (net, classes, pixel convention).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from anysize.atomic_files import write_atomic
+from anysize.config import (
+    LabelKind,
+    ModelConfig,
+    PixelConvention,
+    check_model,
+    check_pixels,
+    from_table,
+)
+from anysize.data.samples import Classes
+from anysize.errors import ConfigError, WeightsError, first_names
+from anysize.models.build import build_model
+from anysize.models.fcn import FCN
+
+WEIGHTS_FORMAT = "anysize-weights-1"
+
+
+OF_THE_BODY = ("num_channels", "base_depth", "pool_padding", "stride_position", "dilation_rule")
+"""Keys of `[model]` that decide, with the units, which function a body's weights are for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A net, and what is needed to use it.
+
+    Attributes:
+        model: In eval mode, on the device asked for.
+        config: `[model]` that it was built with.
+        classes: Names, colours and ignore index.
+        kind: How its logits become labels.
+        pixels: How uint8 RGB becomes its input.
+    """
+
+    model: FCN
+    config: ModelConfig
+    classes: Classes
+    kind: LabelKind
+    pixels: PixelConvention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFile:
+    """What a weights file holds, before a net is built from it.
+
+    Attributes:
+        config, pixels: As in `Weights`.
+        classes, kind: As in `Weights`; None where the file is a body without a head, as the
+            ImageNet checkpoints of other systems are.
+        tensors: By the names of the net's state dict; without `head.*` for a body.
+        source: What the file was converted from; empty where Anysize trained it.
+    """
+
+    config: ModelConfig
+    pixels: PixelConvention
+    classes: Classes | None
+    kind: LabelKind | None
+    tensors: Mapping[str, Tensor]
+    source: str = ""
+
+
+def save_weights(path: Path, weights: Weights) -> None:
+    """Writes a weights file, whole or not at all.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; an older file stays.
+    """
+    write_weights_file(
+        path,
+        WeightsFile(
+            config=weights.config,
+            pixels=weights.pixels,
+            classes=weights.classes,
+            kind=weights.kind,
+            tensors=weights.model.state_dict(),
+        ),
+    )
+
+
+def write_weights_file(path: Path, file: WeightsFile) -> None:
+    """Writes a weights file, whole or not at all; of a body too.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; an older file stays.
+    """
+    metadata = {
+        "format": WEIGHTS_FORMAT,
+        "model": json.dumps(dataclasses.asdict(file.config)),
+        "pixels": json.dumps(dataclasses.asdict(file.pixels)),
+        "source": file.source,
+    }
+    if file.classes is not None and file.kind is not None:
+        metadata["classes"] = json.dumps(dataclasses.asdict(file.classes))
+        metadata["kind"] = file.kind
+    write_atomic(path, save(contiguous(file.tensors), metadata))
+
+
+def read_weights_file(path: Path) -> WeightsFile:
+    """Reads a weights file; whether its tensors are those of its net, only building it shows.
+
+    Raises:
+        WeightsError: No such file, damaged, or not a weights file of Anysize.
+    """
+    tensors, metadata = read_tensors(path, WEIGHTS_FORMAT)
+    return parse_weights(path, metadata, tensors)
+
+
+def load_weights(path: Path, device: torch.device) -> Weights:
+    """Reads a weights file and builds its net.
+
+    Raises:
+        WeightsError: No such file, damaged, not a weights file of Anysize, a body without a head,
+            or its tensors are not those of the net that it describes.
+    """
+    file = read_weights_file(path)
+    if file.classes is None or file.kind is None:
+        raise WeightsError(
+            f"{path} is a body without a head ({file.source}), so it cannot label images yet. "
+            "Train a head for your classes first: set `train.weights` to this file."
+        )
+    _require_same_tensors(expected_tensors(file, str(path)), file.tensors, str(path))
+    model = build_model(file.config, len(file.classes.names))
+    load_tensors(model, file.tensors, str(path))
+    return Weights(
+        model=model.to(device).eval(),
+        config=file.config,
+        classes=file.classes,
+        kind=file.kind,
+        pixels=file.pixels,
+    )
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file says that Anysize wrote it: weights, or a state of training."""
+    try:
+        with safe_open(path, framework="pt") as file:  # pyright: ignore[reportArgumentType]
+            return str((file.metadata() or {}).get("format")).startswith("anysize-")
+    except (SafetensorError, OSError):
+        return False
+
+
+def expected_tensors(file: WeightsFile, source: str) -> dict[str, torch.Size]:
+    """Names and shapes of the tensors of the net that a file describes; builds no net for it.
+
+    Raises:
+        WeightsError: The net has more units than the file has tensors: the file is forged or cut.
+    """
+    # Every unit has more tensors than one, so this bounds what a forged file can have built.
+    if sum(file.config.units) > len(file.tensors):
+        raise WeightsError(
+            f"{source} describes a net of {sum(file.config.units)} units, but holds "
+            f"{len(file.tensors)} tensors. Take another file."
+        )
+    num_classes = 1 if file.classes is None else len(file.classes.names)
+    with torch.device("meta"):
+        own = build_model(file.config, num_classes).state_dict()
+    return {
+        name: tensor.shape
+        for name, tensor in own.items()
+        if file.classes is not None or not name.startswith("head.")
+    }
+
+
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Copies tensors into a net; every one of them, and of the net's, must find its partner.
+
+    Raises:
+        WeightsError: A name is on one side only, or two shapes differ; both sides are listed.
+    """
+    own = model.state_dict()
+    _require_same_tensors({name: t.shape for name, t in own.items()}, tensors, source)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _require_same_tensors(
+    own: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], source: str
+) -> None:
+    missing = sorted(set(own) - set(tensors))
+    surplus = sorted(set(tensors) - set(own))
+    differing = [
+        f"{n}: {tuple(tensors[n].shape)} in the file, {tuple(own[n])} in the net"
+        for n in own
+        if n in tensors and tensors[n].shape != own[n]
+    ]
+    if missing or surplus or differing:
+        raise WeightsError(
+            f"{source} is not of this net. Only in the net: {first_names(missing, 5)}. Only in the "
+            f"file: {first_names(surplus, 5)}. Of another shape: {first_names(differing, 5)}. "
+            "Set [model] to the net that the file was made with."
+        )
+
+
+def parse_weights(
+    path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> WeightsFile:
+    """A weights file from its metadata; `tensors` may be left empty.
+
+    Raises:
+        WeightsError: The metadata are invalid.
+    """
+    try:
+        config = from_table(ModelConfig, json.loads(metadata["model"]), str(path))
+        pixels = from_table(PixelConvention, json.loads(metadata["pixels"]), str(path))
+        check_model(config, str(path))
+        check_pixels(pixels, config.num_channels, str(path))
+        classes, kind = None, metadata.get("kind")
+        if kind is not None:
+            classes = from_table(Classes, json.loads(metadata["classes"]), str(path))
+        if kind is not None and kind not in typing.get_args(LabelKind):
+            raise ConfigError(f"the kind of labels is {kind[:80]!r}")
+    except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
+        raise WeightsError(
+            f"The metadata of {path} does not hold: {error}. Take another file, or write it again."
+        ) from None
+    return WeightsFile(
+        config=config,
+        pixels=pixels,
+        classes=classes,
+        kind=typing.cast("LabelKind | None", kind),
+        tensors=tensors,
+        source=metadata.get("source", ""),
+    )
+
+
+def read_tensors(path: Path, expected_format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file of ours.
+
+    Raises:
+        WeightsError: No such file, damaged, or of another format.
+    """
+    metadata = read_metadata(path, expected_format)
+    try:
+        with safe_open(path, framework="pt") as file:  # pyright: ignore[reportArgumentType]
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is damaged: {error}. Take another file.") from None
+
+
+def read_metadata(path: Path, expected_format: str) -> dict[str, str]:
+    """The metadata of a safetensors file of ours, without its tensors.
+
+    Raises:
+        WeightsError: No such file, damaged, or of another format.
+    """
+    if not path.is_file():
+        raise WeightsError(f"No such file: {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:  # pyright: ignore[reportArgumentType]
+            metadata: dict[str, Any] = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"{path} is damaged or not a safetensors file: {error}. Weights of other systems are "
+            "taken over with `anysize convert`."
+        ) from None
+    found = str(metadata.get("format"))[:40]
+    if found != expected_format:
+        raise WeightsError(
+            f"{path} is of format {found!r}, not {expected_format!r}. Weights of "
+            "other systems are taken over with `anysize convert`."
+        )
+    return metadata
+
+
+def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU and contiguous, as safetensors takes them."""
+    return {n: t.detach().cpu().contiguous() for n, t in tensors.items()}

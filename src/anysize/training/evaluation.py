@@ -1,0 +1,108 @@
+"""The evaluation after an epoch, and the weights that it finds the best."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+from anysize.atomic_files import write_atomic
+from anysize.device import (
+    is_out_of_memory,
+    release_memory,
+)
+from anysize.errors import DataError
+from anysize.models.weights_file import save_weights
+from anysize.predict.evaluate import evaluate
+from anysize.predict.metrics import SCORES
+from anysize.training.events import EventLog, read_events
+from anysize.training.job import Job
+from anysize.training.stop import Stop
+
+
+def evaluate_if_due(
+    job: Job, step: int, log: EventLog, stop: Stop, *, unless_logged: bool = False
+) -> None:
+    """Evaluates where an epoch or the run ends, logs it, and saves weights that are the best.
+
+    Args:
+        job: The run.
+        step: Steps done; at the end of an epoch.
+        log: Takes the result.
+        stop: Asked between images.
+        unless_logged: Not again if the log has an evaluation of this step.
+    """
+    every = job.config.train.evaluate_every
+    epoch = step // job.steps_per_epoch
+    last = step == job.num_steps
+    if not last and (every == 0 or epoch % every != 0):
+        return
+    earlier = [e for e in read_events(job.run / "events.jsonl") if e["event"] == "evaluate"]
+    if unless_logged and any(e["step"] == step for e in earlier):
+        return
+    start = time.monotonic()
+    result = _evaluate(job, step, log, stop)
+    _, metric = SCORES[job.config.loss.labels]
+    best = max((e[metric] or 0.0 for e in earlier), default=-1.0)
+    value = result[metric] or 0.0
+    if value > best:
+        save_weights(job.run / "weights.safetensors", job.weights)
+        metrics = json.dumps({"step": step, **result}, indent=2)
+        write_atomic(job.run / "metrics.json", metrics.encode())
+    log.write(
+        {
+            "event": "evaluate",
+            "step": step,
+            "epoch": epoch,
+            "seconds": time.monotonic() - start,
+            "best": value > best,
+            **result,
+        }
+    )
+    job.console.print(
+        f"evaluate after epoch {epoch}: {metric} {value:.2%}"
+        f"{' (best so far, saved)' if value > best else ''}",
+        highlight=False,
+    )
+
+
+def _evaluate(job: Job, step: int, log: EventLog, stop: Stop) -> dict[str, Any]:
+    """Evaluates on the plan's canvases, or on the smaller ones of them that memory holds."""
+    canvases = job.plan.canvases
+    while True:
+        limit = job.tally.max_pass_pixels or job.plan.max_pixels_per_step
+        canvases = tuple(c for c in canvases if c.pixels <= limit)
+        broken: dict[str, str] | None = {} if job.config.data.skip_broken else None
+        try:
+            result = evaluate(
+                job.model,
+                job.val_samples,
+                plan=dataclasses.replace(job.plan, canvases=canvases),
+                classes=job.classes,
+                kind=job.config.loss.labels,
+                pixels=job.pixels,
+                precision=job.config.train.precision,
+                num_threads=job.config.train.loader_threads,
+                progress=stop.heed,
+                broken=broken,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not (canvases and is_out_of_memory(error)):
+                raise
+            largest = max(c.pixels for c in canvases)
+        else:
+            break
+        release_memory(job.device)
+        canvases = tuple(c for c in canvases if c.pixels < largest)
+        job.console.print(
+            f"Memory ran out in the evaluation: it runs on canvases below {largest:,} pixels.",
+            highlight=False,
+        )
+    if broken and len(broken) == len(job.val_samples):
+        raise DataError(f"No image of the evaluation can be read: {next(iter(broken.values()))}")
+    for stem, fault in (broken or {}).items():
+        job.tally.broken[stem] = fault
+        job.console.print(f"evaluation: left out an image. {fault}", highlight=False)
+        log.write({"event": "broken", "step": step, "image": stem, "fault": fault})
+    return result

@@ -1,0 +1,213 @@
+"""All that a run works with: settings, images, plan and net, made ready before its first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from anysize.check.budget import require_fit, require_labels
+from anysize.config import PixelConvention, RunConfig
+from anysize.data.batch import Batch
+from anysize.data.record import (
+    RECORD_FILE,
+    compare_with_record,
+    describe_changes,
+)
+from anysize.data.samples import Classes, Sample, read_folder, split_samples
+from anysize.device import (
+    Precision,
+    prepare_process,
+    select_device,
+)
+from anysize.errors import ConfigError, DataError, first_names
+from anysize.models.build import build_model
+from anysize.models.fcn import FCN
+from anysize.models.weights_file import Weights
+from anysize.planning.canvases import (
+    Plan,
+)
+from anysize.timing import Stage, untimed
+from anysize.training.fine_tuning import start_from
+from anysize.training.losses import Loss, build_loss
+from anysize.training.memory import PassLimit, Tally
+from anysize.training.optim import build_optimizer
+from anysize.training.plans import plan_for
+from anysize.training.step import StepResult, train_step
+
+
+def prepare(
+    config: RunConfig,
+    run: Path,
+    *,
+    resume: bool,
+    agrees: Callable[[str], bool] | None,
+    console: Console,
+) -> Job:
+    """Readies the process, reads data and plan, and builds the net; writes nothing.
+
+    Args:
+        config: The settings, with whole paths.
+        run: Folder of the run; read where it is resumed.
+        resume: See `train`.
+        agrees: See `train`.
+        console: Where what was found is said.
+
+    Raises:
+        AnysizeError: Bad settings or data.
+    """
+    prepare_process()
+    device = select_device(config.train.device)
+    root = Path(config.data.root)
+    folder = read_folder(root, config.data, config.loss.labels)
+    classes, samples = folder.classes, folder.samples
+    for line in (folder.description, *folder.notes):
+        console.print(line, highlight=False)
+    train_samples, val_samples = split_samples(
+        samples, config.data, root, seed=config.train.seed, listed=folder.listed
+    )
+    if resume:
+        train_samples, val_samples = _samples_as_before(
+            run, samples, train_samples, val_samples, agrees, console
+        )
+    else:
+        require_fit(train_samples, config, root)
+        require_labels(train_samples, classes, "training")
+        require_labels(val_samples, classes, "evaluation")
+    plan = plan_for(config, run if resume else None, [s.size for s in train_samples])
+    _check_class_weights(config, classes)
+
+    generator = torch.Generator().manual_seed(config.train.seed)
+    model = build_model(config.model, len(classes.names), generator=generator)
+    pixels = config.pixels
+    if config.train.weights and not resume:
+        pixels, taken = start_from(model, Path(config.train.weights), config.model, classes)
+        console.print(taken)
+        # These are the camera's, not the net's.
+        pixels = dataclasses.replace(
+            pixels, white=config.pixels.white, float_range=config.pixels.float_range
+        )
+        if config.pixels != pixels:
+            raise ConfigError(
+                f"[pixels] is {config.pixels}, but the weights in {config.train.weights} were "
+                f"trained with {pixels}. Leave [pixels] out, except for `white` and "
+                "`float_range`."
+            )
+    model = model.to(device).train()
+    if config.train.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    optimizer = build_optimizer(model, config.optim)
+    tally = Tally()
+    return Job(
+        config=config,
+        run=run,
+        classes=classes,
+        train_samples=train_samples,
+        val_samples=val_samples,
+        plan=plan,
+        pixels=pixels,
+        model=model,
+        optimizer=optimizer,
+        loss=build_loss(config.loss, classes.ignore_index),
+        device=device,
+        console=console,
+        tally=tally,
+        pass_limit=PassLimit(tally=tally, ignore_index=classes.ignore_index),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that a run works with; nothing in it is replaced while it runs."""
+
+    config: RunConfig
+    run: Path
+    classes: Classes
+    train_samples: list[Sample]
+    val_samples: list[Sample]
+    plan: Plan
+    pixels: PixelConvention
+    model: FCN
+    optimizer: torch.optim.Optimizer
+    loss: Loss
+    device: torch.device
+    console: Console
+    tally: Tally
+    pass_limit: PassLimit
+    stage: Stage = untimed
+
+    @property
+    def weights(self) -> Weights:
+        """The net as it is now, and what is needed to use it."""
+        return Weights(
+            model=self.model,
+            config=self.config.model,
+            classes=self.classes,
+            kind=self.config.loss.labels,
+            pixels=self.pixels,
+        )
+
+    def take_step(self, batches: Sequence[Batch], precision: Precision | None = None) -> StepResult:
+        """One optimiser step of the run; a diagnosis may take it in another precision."""
+        return train_step(
+            self.model,
+            self.loss,
+            batches,
+            self.optimizer,
+            precision=precision or self.config.train.precision,
+            pass_limit=self.pass_limit,
+            stage=self.stage,
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps an epoch."""
+        return math.ceil(len(self.train_samples) / self.plan.images_per_step)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.steps_per_epoch * self.config.train.epochs
+
+
+def _samples_as_before(
+    run: Path,
+    samples: Sequence[Sample],
+    train: Sequence[Sample],
+    val: Sequence[Sample],
+    agrees: Callable[[str], bool] | None,
+    console: Console,
+) -> tuple[list[Sample], list[Sample]]:
+    """The images that a run began with; says and asks if the data folder has others by now."""
+    found = compare_with_record(run / RECORD_FILE, samples, train, val)
+    if found.changed:
+        console.print(
+            f"Files changed since the run began: {first_names(found.changed)}. Going on with them "
+            "as they are now.",
+            highlight=False,
+        )
+    news = describe_changes(found)
+    if news:
+        if agrees is None:
+            raise DataError(
+                f"{news} To go on with those that it began with, bit for bit as if nothing had "
+                "changed, add --as-before; or start a new run with all of them."
+            )
+        if not agrees(f"{news} Go on with those that it began with?"):
+            raise DataError("Nothing was done. A new run takes the images as they are now.")
+        console.print(f"{news} Going on with those that it began with.", highlight=False)
+    return found.train, found.val
+
+
+def _check_class_weights(config: RunConfig, classes: Classes) -> None:
+    num_weights = len(config.loss.class_weights)
+    if num_weights not in (0, len(classes.names)):
+        raise ConfigError(
+            f"`loss.class_weights` has {num_weights} numbers, but there are {len(classes.names)} "
+            f"classes: {', '.join(classes.names)}. Give one a class, or none."
+        )

@@ -1,0 +1,207 @@
+"""The steps of an epoch: load, step, say and save."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anysize.data.batching import epoch_steps
+from anysize.data.loader import LoadedStep, load_steps
+from anysize.data.transforms import Draw, draw
+from anysize.device import (
+    peak_memory_bytes,
+    synchronise,
+)
+from anysize.errors import AnysizeError, DataError
+from anysize.geometry import Canvas
+from anysize.models.net import Net
+from anysize.planning.packing import Step
+from anysize.training.events import EventLog
+from anysize.training.job import Job
+from anysize.training.messages import (
+    console_line,
+    say_first_visits,
+    say_skipped,
+    say_smaller_passes,
+)
+from anysize.training.optim import learning_rate, set_learning_rate
+from anysize.training.run_folder import save
+from anysize.training.step import StepResult
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a run is.
+
+    Attributes:
+        step: Steps done.
+        saved_step: Of the last checkpoint.
+        in_step: Whether a step is under way: what it leaves, if it is broken off, is half done.
+        seen: Canvases that were computed already.
+    """
+
+    step: int
+    saved_step: int
+    in_step: bool = False
+    seen: set[Canvas] = field(default_factory=set[Canvas])
+
+
+def run_steps(
+    job: Job,
+    epoch: int,
+    steps: Sequence[Step],
+    draws: Sequence[Draw],
+    place: Place,
+    log: EventLog,
+) -> Generator[str, None, None]:
+    """The steps of an epoch that are still to do; yields the last loss, in words, after each."""
+    config = job.config.train
+    window, loss = _Window(), ""
+    loaded_steps = load_steps(
+        job.train_samples,
+        steps,
+        draws,
+        classes=job.classes,
+        geometry=job.model.geometry,
+        loss_at=job.config.model.loss_at,
+        pixels=job.pixels,
+        num_threads=config.loader_threads,
+        prefetch_steps=config.prefetch_steps,
+        start=place.step - epoch * job.steps_per_epoch,
+        skip_broken=job.config.data.skip_broken,
+        stage=job.stage,
+    )
+    with contextlib.closing(loaded_steps):
+        for loaded in loaded_steps:
+            planned_pixels = job.tally.max_pass_pixels
+            _one_step(job, place, loaded, window, log)
+            job.tally.require_good_steps(config.max_bad_steps, job.run)
+            step = place.step
+            if window.losses and (step % config.log_every == 0 or step % job.steps_per_epoch == 0):
+                with job.stage("logging"):
+                    event = window.event(job, step, epoch)
+                    log.write(event)
+                    job.console.print(console_line(event, job.num_steps), highlight=False)
+                window, loss = _Window(), f"loss {event['loss']:.4f}"
+            # Also when passes became smaller: a resumed run must not try the large ones again.
+            is_lower = job.tally.max_pass_pixels != planned_pixels
+            if step % config.checkpoint_every == 0 or is_lower:
+                with job.stage("checkpoint"):
+                    _require_finite(job, step, window)
+                    save(job, step)
+                place.saved_step = step
+            yield loss
+
+
+def _one_step(job: Job, place: Place, loaded: LoadedStep, window: _Window, log: EventLog) -> None:
+    """Takes a step, or skips it, and says what was new or wrong about it."""
+    step = place.step
+    for stem, fault in loaded.broken.items():
+        job.tally.broken[stem] = fault
+        job.console.print(f"step {step + 1}: left out an image. {fault}", highlight=False)
+        log.write({"event": "broken", "step": step + 1, "image": stem, "fault": fault})
+    set_learning_rate(job.optimizer, learning_rate(job.config.optim, step, job.num_steps))
+    planned_pixels = job.tally.max_pass_pixels
+    start = time.monotonic()
+    if not loaded.batches and all(s.stem in job.tally.broken for s in job.train_samples):
+        raise DataError(
+            f"No training image in {job.config.data.root} can be read. Look at the first message."
+        )
+    new: list[Canvas] = []
+    if loaded.batches:
+        place.in_step = True
+        try:
+            result = job.take_step(loaded.batches)
+        except AnysizeError:
+            place.in_step = False  # Raised before the update, so that what was learned is whole.
+            raise
+        new = [canvas for canvas in dict.fromkeys(result.canvases) if canvas not in place.seen]
+        window.add(loaded, result)
+        if result.skipped:
+            say_skipped(job, step, loaded, log)
+        else:
+            job.tally.bad_steps.clear()
+    place.in_step = False
+    place.step += 1
+    if new:
+        synchronise(job.device)
+        say_first_visits(job, step, new, time.monotonic() - start, log)
+        place.seen.update(new)
+    if job.tally.max_pass_pixels != planned_pixels:
+        say_smaller_passes(job, step, log)
+
+
+class _Window:
+    """What happened since the last line of the console."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.losses: list[Tensor] = []
+        self.stems: list[str] = []
+        self.images = 0
+        self.valid_pixels = 0
+        self.computed_pixels = 0
+        self.wait_s = 0.0
+
+    def add(self, loaded: LoadedStep, result: StepResult) -> None:
+        if not result.skipped:
+            self.losses.append(result.loss)
+        self.wait_s += loaded.wait_s
+        for batch in loaded.batches:
+            self.stems.extend(batch.stems)
+            self.images += len(batch.stems)
+            self.valid_pixels += batch.layout.valid_pixels
+            self.computed_pixels += batch.layout.canvas.pixels
+
+    def event(self, job: Job, step: int, epoch: int) -> dict[str, Any]:
+        losses = torch.stack(self.losses)
+        loss = float(losses.mean())  # Waits for the device, so that the clock is true.
+        elapsed = time.monotonic() - self.start
+        return {
+            "event": "train",
+            "step": step,
+            "epoch": epoch,
+            "loss": loss,
+            "lr": learning_rate(job.config.optim, step - 1, job.num_steps),
+            "images_per_s": self.images / elapsed,
+            "valid_megapixels_per_s": self.valid_pixels / elapsed / 1e6,
+            "wait_s": self.wait_s,
+            "wait_share": self.wait_s / elapsed,
+            "waste": 1 - self.valid_pixels / self.computed_pixels,
+            "elapsed_s": elapsed,
+            "peak_memory_bytes": peak_memory_bytes(job.device),
+            "skipped": job.tally.num_skipped,
+            "left_out": len(job.tally.broken),
+        }
+
+
+def drawn_epoch(job: Job, epoch: int) -> tuple[list[Step], list[Draw]]:
+    """Order, places and augmentation of an epoch: a pure function of the seed and the epoch."""
+    seed = job.config.train.seed
+    draws = [
+        draw(job.config.augment, s.size, seed=seed, epoch=epoch, index=i)
+        for i, s in enumerate(job.train_samples)
+    ]
+    steps = epoch_steps(job.plan, [d.out_size for d in draws], seed=seed, epoch=epoch)
+    assert len(steps) == job.steps_per_epoch
+    return steps, draws
+
+
+def is_finite(model: Net) -> bool:
+    """Whether all weights and statistics of a net are finite."""
+    return all(bool(torch.isfinite(t).all()) for t in model.state_dict().values())
+
+
+def _require_finite(job: Job, step: int, window: _Window) -> None:
+    if not is_finite(job.model):
+        raise DataError(
+            f"The net is not finite after step {step}: an update of the steps since the last "
+            f"checkpoint was too large. Their images are {', '.join(window.stems[-20:])}. Lower "
+            "optim.lr and start anew; the checkpoints are from before."
+        )

@@ -1,0 +1,107 @@
+"""The folder of a run: what is written before the first step, saved, and taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from anysize.atomic_files import LOCK_NAME, write_atomic
+from anysize.config import to_toml
+from anysize.data.record import (
+    RECORD_FILE,
+    write_record,
+)
+from anysize.data.samples import Sample
+from anysize.errors import ConfigError, DataError
+from anysize.planning.planfile import write_plan
+from anysize.training.events import forget_events_after
+from anysize.training.job import Job
+from anysize.training.settings import check_same_settings
+from anysize.training.state import load_latest_state, save_state
+
+WRITTEN_AT_START = {"checkpoints", "events.jsonl", "plan.json", "versions.json", RECORD_FILE}
+"""What a run writes before `run.toml`: a folder with no more than this was killed so early."""
+
+
+def require_run_folder(run: Path, *, resume: bool) -> Path:
+    """The folder of a run, which must be one to go on with, or one to begin in.
+
+    Raises:
+        ConfigError: There is no run to resume, or the folder is not empty.
+    """
+    if resume:
+        if not (run / "run.toml").is_file():
+            raise ConfigError(f"There is no run to resume in {run}. Start it without --resume.")
+        return run
+    names = {p.name for p in run.iterdir()} if run.is_dir() else set[str]()
+    was_killed_early = LOCK_NAME in names and all(
+        n == LOCK_NAME or n in WRITTEN_AT_START or n.endswith(".part") for n in names
+    )
+    if names and not was_killed_early:
+        raise ConfigError(
+            f"The run folder {run} is not empty. Go on with --resume, or set train.run to another."
+        )
+    return run
+
+
+def start(job: Job) -> int:
+    """Writes what describes the run, before its first step; `run.toml` last, which makes it one."""
+    run = job.run
+    save(job, 0)
+    write_record(run / RECORD_FILE, job.train_samples, job.val_samples)
+    write_plan(job.plan, run / "plan.json", sizes=[s.size for s in job.train_samples])
+    names = ("torch", "numpy", "pillow", "safetensors")
+    versions = {
+        "anysize": importlib.metadata.version("anysize"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(job.device),
+        **{name: importlib.metadata.version(name) for name in names},
+    }
+    write_atomic(run / "versions.json", json.dumps(versions, indent=2).encode())
+    write_atomic(run / "events.jsonl", b"")
+    write_atomic(run / "run.toml", to_toml(job.config).encode())
+    return 0
+
+
+def restore(job: Job) -> int:
+    """Puts the net, the optimiser and the log back to the last checkpoint; returns its step."""
+    check_same_settings(job.run, job.config)
+    state = load_latest_state(job.run / "checkpoints")
+    if state is None:
+        job.console.print("No checkpoint yet: starting from the first step.")
+        return start(job)
+    for message in state.damaged:
+        job.console.print(f"Passed over: {message}")
+    if state.data_fingerprint != _data_fingerprint(job.train_samples):
+        raise DataError(
+            f"{state.path} is of other training images than {job.run / RECORD_FILE} lists. Put the "
+            "list back, or start a new run, with train.weights set to this run's "
+            "weights.safetensors."
+        )
+    state.restore(job.model, job.optimizer)
+    job.tally.restore(state.tally, str(state.path))
+    forget_events_after(job.run / "events.jsonl", state.step)
+    job.console.print(f"Resuming after step {state.step} of {job.num_steps} ({state.path}).")
+    return state.step
+
+
+def save(job: Job, step: int) -> None:
+    """Writes a checkpoint."""
+    save_state(
+        job.run / "checkpoints",
+        step=step,
+        data_fingerprint=_data_fingerprint(job.train_samples),
+        model=job.model,
+        optimizer=job.optimizer,
+        tally=job.tally.to_json(),
+    )
+
+
+def _data_fingerprint(samples: Sequence[Sample]) -> str:
+    lines = "".join(f"{s.stem} {s.size}\n" for s in samples)
+    return hashlib.sha256(lines.encode()).hexdigest()
