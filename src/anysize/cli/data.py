@@ -1,4 +1,4 @@
-"""Verbs that look at a data folder: check and plan."""
+"""Verbs that look at a data folder: init, check and plan."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds this group to the parser."""
+    init = verb(
+        verbs,
+        "init",
+        _init,
+        "write a classes.toml and a run.toml for a data folder; nothing is overwritten",
+        "anysize init data",
+    )
+    init.add_argument("data", type=Path, metavar="DATA", help="folder of images and labels")
+    init.add_argument(
+        "-o", "--out", type=Path, help="run.toml to write (default: beside the data folder)"
+    )
+
     check = verb(
         verbs,
         "check",
@@ -55,6 +67,14 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     plan.add_argument("--max-pixels-per-step", type=int, help="most canvas pixels at once")
     plan.add_argument("--max-canvases", type=int, help="most canvas shapes (as many as pay)")
     plan.add_argument("--output-stride", type=int, choices=(8, 16, 32), help="of the net")
+
+
+def _init(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.data.starter import write_starter
+
+    run_toml = parsed.out or parsed.data.resolve().parent / "run.toml"
+    for line in write_starter(parsed.data, run_toml):
+        console.print(line, highlight=False, markup=False)
 
 
 def _check(parsed: argparse.Namespace, console: Console) -> int:

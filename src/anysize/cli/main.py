@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train and run pixel labellers on images of any size, at native resolution.",
         epilog=epilog(
             "anysize demo -o demo",
+            "anysize init data",
             "anysize check data",
             "anysize plan data -o plan.json",
             "anysize convert resnet_v1_101.ckpt -o resnet_v1_101.safetensors",
