@@ -22,7 +22,7 @@ from anysize.check.one_file import Look, suspicious
 from anysize.check.turned import CLEAR, SUSPECTED, says
 from anysize.config import DataConfig, LabelKind, RunConfig
 from anysize.data.classes import read_classes
-from anysize.data.files import is_one_of
+from anysize.data.files import is_one_of, read_lines
 from anysize.data.formats.own import has_class_folders, has_stacks
 from anysize.data.reading import Sample
 from anysize.data.samples import Folder, scan_folder, split_samples
@@ -214,10 +214,9 @@ def _named_already(folder: Folder, config: RunConfig, stems: set[str]) -> list[S
 def _named(folder: Folder, name: str) -> list[str]:
     """What can be read of a list that is faulty."""
     try:
-        lines = (folder.root / name).read_text(encoding="utf-8-sig").splitlines() if name else []
-    except (OSError, UnicodeDecodeError):
+        return read_lines(folder.root / name) if name else []
+    except DataError:
         return []
-    return [line.strip() for line in lines]
 
 
 def _budget_findings(folder: Folder, split: dict[str, str], config: RunConfig) -> list[Finding]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from anysize.data.files import read_lines
 from anysize.errors import DataError
 
 BACKGROUND_NAMES = ("background", "_background_", "__background__")
@@ -26,8 +27,6 @@ MAX_NAMES = 254
 
 NAME_LISTS = ("labels.txt", "class_names.txt")
 """Lists of class names, as LabelMe and its examples call them."""
-
-MAX_LIST_BYTES = 1 << 20
 
 
 def named_classes(names: Sequence[str], source: str) -> Classes:
@@ -65,13 +64,7 @@ def read_names(path: Path) -> Classes:
     Raises:
         DataError: It cannot be read, or the names do not hold.
     """
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            lines = file.read(MAX_LIST_BYTES).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"The list {path} cannot be read: {error}.") from None
-    names = [line.strip() for line in lines if line.strip()]
-    return named_classes([n for n in names if n != IGNORE_NAME], str(path))
+    return named_classes([n for n in read_lines(path) if n != IGNORE_NAME], str(path))
 
 
 def with_background(classes: Classes) -> Classes:

@@ -15,6 +15,8 @@ from anysize.images.formats import is_hidden
 MAX_FILE_BYTES = 256 << 20
 """Of a LabelMe file, which may hold its image; other files of one image are far smaller."""
 
+MAX_LIST_BYTES = 64 << 20
+"""Of a list of stems, or of class names: a million lines."""
 
 NUM_FILES = 8
 """Masks that are looked at, spread over all."""
@@ -103,17 +105,22 @@ def read_json(path: Path, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
     return cast("dict[str, Any]", table)
 
 
-def read_stems(path: Path) -> list[str]:
-    """The first word of each line of a list.
+def read_lines(path: Path) -> list[str]:
+    """The lines of a list, stripped and composed, without empty ones.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: It cannot be read, or is too large.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        with path.open("rb") as file:
+            data = file.read(MAX_LIST_BYTES + 1)
+        if len(data) > MAX_LIST_BYTES:
+            raise DataError(f"The list {path} has more than {MAX_LIST_BYTES >> 20} MiB.")
+        # utf-8-sig passes over the mark that Windows editors put at the start.
+        lines = data.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"The list {path} cannot be read: {error}.") from None
-    return [composed(line.split()[0]) for line in lines if line.strip()]
+    return [composed(line.strip()) for line in lines if line.strip()]
 
 
 def keys_of(path: Path) -> set[str]:

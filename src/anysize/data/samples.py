@@ -23,7 +23,7 @@ import numpy as np
 from anysize.config import DataConfig, FolderLayout, LabelKind, MaskKind
 from anysize.data.classes import Classes, background_id, read_classes, with_ids
 from anysize.data.detect import Detected, detect_masks
-from anysize.data.files import composed, list_files
+from anysize.data.files import list_files, read_lines
 from anysize.data.formats.cityscapes import cityscapes_folders, read_cityscapes
 from anysize.data.formats.own import mask_folders, read_own, stray_class_folders
 from anysize.data.formats.ultralytics import read_ultralytics
@@ -370,17 +370,11 @@ def split_samples(
 
 
 def _read_list(path: Path, by_stem: dict[str, Sample]) -> list[str]:
-    try:
-        # utf-8-sig passes over the mark that Windows editors put at the start.
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"The list {path} cannot be read: {error}.") from None
     alone: dict[str, list[str]] = {}
     for stem in by_stem:
         alone.setdefault(stem.rpartition("/")[2], []).append(stem)
-    names = [composed(line.strip()) for line in lines if line.strip()]
     # In folders within folders, a name that only one image has says enough.
-    stems = [name if len(alone.get(name, ())) != 1 else alone[name][0] for name in names]
+    stems = [name if len(alone.get(name, ())) != 1 else alone[name][0] for name in read_lines(path)]
     if not stems:
         raise DataError(f"The list {path} is empty. Write a stem a line into it.")
     missing = [stem for stem in stems if stem not in by_stem]

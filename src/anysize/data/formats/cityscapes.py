@@ -36,8 +36,8 @@ CITYSCAPES: dict[str, tuple[int, tuple[int, int, int]]] = {
 Source: cityscapesScripts `helpers/labels.py`."""
 
 
-_CITYSCAPES_IMAGE = "_leftImg8bit"
-_CITYSCAPES_SPLITS = ("train", "val")
+_IMAGE = "_leftImg8bit"
+_SPLITS = ("train", "val")
 
 
 def read_cityscapes(root: Path, data: DataConfig, kind: LabelKind) -> Reading:
@@ -76,10 +76,10 @@ def scan_cityscapes(root: Path, data: DataConfig, mask_name: str) -> Pairs:
     pairs: list[Pair] = []
     listed: dict[str, list[str]] = {}
     images_folder, masks_folder = cityscapes_folders(root, data)
-    for split in _CITYSCAPES_SPLITS:
-        images = sorted((images_folder / split).glob(f"*/*{_CITYSCAPES_IMAGE}.png"))
+    for split in _SPLITS:
+        images = sorted((images_folder / split).glob(f"*/*{_IMAGE}.png"))
         masks = sorted((masks_folder / split).glob(f"*/*_{mask_name}.png"))
-        found = {p.name.removesuffix(f"{_CITYSCAPES_IMAGE}.png"): p for p in images}
+        found = {p.name.removesuffix(f"{_IMAGE}.png"): p for p in images}
         of_split = {p.name.removesuffix(f"_{mask_name}.png").rpartition("_")[0]: p for p in masks}
         faults += [
             unpaired_image(found[stem], f"{masks_folder / split}/*/{stem}_*_{mask_name}.png")
@@ -87,7 +87,7 @@ def scan_cityscapes(root: Path, data: DataConfig, mask_name: str) -> Pairs:
             if stem not in of_split
         ]
         faults += [
-            unpaired_mask(of_split[stem], f"{stem}{_CITYSCAPES_IMAGE}.png")
+            unpaired_mask(of_split[stem], f"{stem}{_IMAGE}.png")
             for stem in of_split
             if stem not in found
         ]
@@ -96,9 +96,9 @@ def scan_cityscapes(root: Path, data: DataConfig, mask_name: str) -> Pairs:
     if not pairs and not faults:
         raise DataError(
             f"{images_folder} holds no images of Cityscapes. They lie in "
-            f"{images_folder}/train/<city>/*{_CITYSCAPES_IMAGE}.png."
+            f"{images_folder}/train/<city>/*{_IMAGE}.png."
         )
-    train, val = (listed[split] for split in _CITYSCAPES_SPLITS)
+    train, val = (listed[split] for split in _SPLITS)
     return Pairs(
         pairs=sorted(pairs, key=lambda p: p.stem),
         faults=faults,
@@ -113,10 +113,18 @@ def cityscapes_folders(root: Path, data: DataConfig) -> tuple[Path, Path]:
 
 
 def cityscapes_masks(root: Path, data: DataConfig) -> str:
-    """Which of the masks are there: those of train ids, else of ids."""
-    _, folder = cityscapes_folders(root, data)
-    has_train_ids = any(folder.glob("*/*/*_labelTrainIds.png"))
-    return "labelTrainIds" if has_train_ids else "labelIds"
+    """Which masks are read: those of train ids where every image has one, else those of ids.
+
+    So masks of both kinds are never mixed, and a split that has only one of them is read whole.
+    """
+    images, folder = cityscapes_folders(root, data)
+    num_images = sum(len(list((images / s).glob(f"*/*{_IMAGE}.png"))) for s in _SPLITS)
+    counts = [
+        sum(len(list((folder / s).glob(f"*/*_{name}.png"))) for s in _SPLITS)
+        for name in ("labelTrainIds", "labelIds")
+    ]
+    complete = counts[0] >= num_images or counts[0] >= counts[1]
+    return "labelTrainIds" if counts[0] and complete else "labelIds"
 
 
 def cityscapes_lookup(mask_name: str, ignore_index: int) -> tuple[int, ...]:
