@@ -513,6 +513,18 @@ def test_masks_of_0_and_255_are_named_where_255_is_ignored(tmp_path):
     }
 
 
+def test_a_mask_of_0_and_255_among_ids_of_several_classes_is_named(tmp_path):
+    root = made(tmp_path, index_folder)
+    for path in (root / "masks").iterdir():
+        labels = read(path)
+        labels[labels == 255] = 0
+        save_mask(path, labels)
+    assert checked(root).findings == ()
+    path = root / "masks/s5.png"
+    save_mask(path, (read(path) > 0) * 255)
+    assert found(checked(root)) == {("binary", "warning", path)}
+
+
 def test_pixels_to_ignore_are_no_sign_of_0_and_255_where_other_masks_have_them_too(tmp_path):
     root = made(tmp_path, two_classes)
     for stem in ("s1", "s2"):
@@ -655,7 +667,8 @@ def test_a_masks_own_orientation_is_applied_where_its_size_shows_it_and_else_ask
         assert found(report) == {("rotated", "fault", path)}
     # The tag was left behind: labels fit as they are stored.
     Image.fromarray(labels).save(path, exif=exif)
-    report = checked(root, mask_orientation="auto" if number == 1 else "ignore")
+    assert found(checked(root)) == {("rotated", "fault", path)}
+    report = checked(root, mask_orientation="ignore")
     assert found(report) == set()
     (sample,) = [s for s in report.folder.samples if s.stem == f"s{number}"]
     assert (decode_mask(sample, report.folder.classes) == labels).all()

@@ -235,15 +235,17 @@ def _binary_masks(looks: Sequence[Seen], folder: Folder) -> list[tuple[int, Find
     sigmoid = any(s.encoding.labels == "multilabel" for s in folder.samples)
     if classes.ignore_index != 255 or folder.masks not in {"index", "folders", "stack"}:
         return []
+    if classes.ids or any(s.encoding.lookup for s in folder.samples[:1]):
+        return []
     blank: dict[int, list[tuple[Path, int]]] = defaultdict(list)
     has_ones: set[int] = set()
     has_both: set[int] = set()
     for seen in looks:
-        if seen.counts is None or not (sigmoid or len(classes.names) == 2):
+        if seen.counts is None:
             continue
         planes = seen.counts.reshape(-1, 256)
         for i, (path, counts) in enumerate(zip(seen.mask_paths(len(planes)), planes, strict=True)):
-            if counts[1]:
+            if counts[1:255].any():
                 has_ones.add(i)
                 has_both |= {i} if counts[255] else set()
             elif 0 < counts[255] < counts.sum():
@@ -256,14 +258,15 @@ def _binary_masks(looks: Sequence[Seen], folder: Folder) -> list[tuple[int, Find
             ),
         )
         for i, files in blank.items()
-        # A class whose masks hold both uses 255 for what it says.
-        if i not in has_both
+        # Masks that hold both use 255 for what it says. Where none of several classes occurs at
+        # all, `anysize.data.detect` has said so already.
+        if i not in has_both and (sigmoid or len(classes.names) == 2 or has_ones)
         for path, pixels in files
     ]
 
 
 def _binary_finding(path: Path, pixels: int, name: str, *, sure: bool) -> Finding:
-    others = f"no mask of {name!r} holds a 1" if sure else "masks that hold a 1 hold no 255"
+    others = f"no mask of {name!r} holds a 1" if sure else "masks that hold other ids hold no 255"
     return Finding(
         kind="binary",
         severity="fault" if sure else "warning",

@@ -96,15 +96,14 @@ def is_turned(path: Path, header: MaskHeader, sample: Sample) -> bool:
     """Whether a mask's own EXIF orientation is applied: as the settings say, or as its size shows.
 
     Raises:
-        FaultError: It has the image's size either way, and the settings do not say which is meant.
+        FaultError: It has the image's size as it is stored, so that the orientation may have been
+            left behind, or the mask transposed; and the settings do not say which is meant.
     """
     frame = header.frame
     if frame.orientation == 1 or sample.encoding.orientation == "ignore":
         return False
     if sample.encoding.orientation == "apply" or frame.stored != sample.size:
         return True
-    if frame.seen != sample.size:
-        return False
     raise FaultError(
         "rotated",
         path,

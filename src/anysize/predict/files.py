@@ -263,7 +263,8 @@ def _predict_each(
                 image, max_pixels=max_pixels, keep_probabilities=probabilities
             )
         except DataError as error:
-            faults.append(str(error))
+            named = str(path) in str(error)
+            faults.append(str(error) if named else f"{path}: {error}")
             continue
         except ShapeError as error:
             faults.append(f"{path}: {error}")

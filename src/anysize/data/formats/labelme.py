@@ -91,6 +91,8 @@ def _unnamed(root: Path, files: Sequence[Path], kind: LabelKind) -> DataError:
 def labelme_files(folder: Path) -> list[Path]:
     """The JSON files of a folder, if some of them are LabelMe's."""
     files = [p for p in sorted(folder.glob("*.json")) if is_one_of(p, (".json",))]
+    if not files and folder.name in {"images", "masks"}:
+        files = [p for p in sorted(folder.rglob("*.json")) if is_one_of(p, (".json",))]
     return files if any("shapes" in keys_of(p) for p in some_of(files)) else []
 
 

@@ -16,7 +16,14 @@ from anysize.data.classes import (
     read_classes,
     with_background,
 )
-from anysize.data.files import MAX_FILE_BYTES, by_stem, list_files, unpaired_mask
+from anysize.data.files import (
+    MAX_FILE_BYTES,
+    by_stem,
+    composed,
+    is_one_of,
+    list_files,
+    unpaired_mask,
+)
 from anysize.data.reading import Encoding, Pair, Pairs, Reading
 from anysize.data.shapes import (
     MAX_SHAPES,
@@ -95,7 +102,11 @@ def scan_ultralytics(root: Path, data: DataConfig) -> Pairs:
             stem=lambda p, prefix=prefix: prefix + p.stem,
         )
         folder = labels_folder / split
-        texts = {prefix + p.stem: p for p in sorted(folder.glob("*.txt")) if p.is_file()}
+        texts = {
+            composed(prefix + p.stem): p
+            for p in sorted(folder.glob("*.txt"))
+            if is_one_of(p, (".txt",)) and p.is_file()
+        }
         faults += [
             unpaired_mask(text, f"{images_folder / stem}.*")
             for stem, text in texts.items()
