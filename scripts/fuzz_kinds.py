@@ -30,7 +30,8 @@ from anysize.data.samples import (
 )
 from anysize.geometry import Canvas, NetGeometry, Size
 from anysize.images.headers import read_size
-from anysize.models.fcn import FCN, build_model
+from anysize.models.build import build_model
+from anysize.models.fcn import FCN
 from anysize.models.weights_file import Weights, load_weights, save_weights
 from anysize.onnx.export import export
 from anysize.onnx.file import open_onnx

@@ -192,6 +192,33 @@ def test_palettes_in_another_order_are_read_by_their_colours_or_named(root):
     assert scan_folder(root, config(masks="index"), "multiclass").faults == ()
 
 
+def test_a_grey_mask_of_ids_among_palettes_of_colours_is_named(root):
+    labels = grids()
+    palette = np.zeros((16, 3), np.uint8)
+    palette[[7, 9, 12]] = COLOURS
+    for i, grid in enumerate(labels):
+        picture = Image.fromarray(np.array([7, 9, 12], np.uint8)[grid])
+        picture.putpalette(palette.ravel().tolist())
+        write(root / "masks" / f"s{i}.png", picture)
+    ids(root / "masks" / "s1.png", labels[1])
+    folder = scan_folder(root, config(), "multiclass")
+    assert folder.masks == "colours"
+    for i in (0, 2):
+        np.testing.assert_array_equal(decode_mask(folder.samples[i], folder.classes), labels[i])
+    with pytest.raises(DataError, match=r"s1\.png holds colours of no class"):
+        decode_mask(folder.samples[1], folder.classes)
+
+
+def test_a_folder_called_like_a_class_and_like_a_part_of_the_images_is_such_a_part(root):
+    classes_toml(root, ("sea", "train", "val"))
+    for split in ("train", "val"):
+        image(root / "images" / split / "a.png")
+        ids(root / "masks" / split / "a.png", grids(1)[0])
+    for i in range(3):
+        (root / "images" / f"s{i}.png").unlink()
+    assert len(read_folder(root, config(), "multiclass").samples) == 2
+
+
 def test_0_and_255_where_three_classes_are_named(root):
     for i in range(3):
         ids(root / "masks" / f"s{i}.png", grids(1, 2)[0] * 255)

@@ -118,7 +118,7 @@ def guess_kind(root: Path) -> LabelKind:
     classes = read_classes(toml) if toml.is_file() else None
     if classes is not None and len(classes.names) == 1:
         return "multilabel"
-    in_planes = has_class_folders(masks, classes) or has_stacks(masks)
+    in_planes = has_class_folders(root / "images", masks, classes) or has_stacks(masks)
     files = [e for e in masks.iterdir() if is_one_of(e, LABEL_SUFFIXES)] if masks.is_dir() else []
     return "multilabel" if in_planes and (has_stacks(masks) or not files) else "multiclass"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from anysize.data.masks import labels_of_colours, not_ids, value_table
 from anysize.data.reading import in_doubt
 from anysize.errors import first_names
 from anysize.faults import Fault, FaultError
+from anysize.images.headers import NUM_THREADS
 
 _NO_CODE = -1
 
@@ -66,7 +68,9 @@ def detect_masks(
     """
     usable = {path: h for path, h in headers.items() if isinstance(h, MaskHeader)}
     chosen = _worth_a_look(usable)
-    looks = [look for p in chosen if (look := _look(p, usable[p], classes, kind)) is not None]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        seen = pool.map(lambda path: _look(path, usable[path], classes, kind), chosen)
+        looks = [look for look in seen if look is not None]
     plain: MaskKind = "folders" if in_folders else "index"
     because = f"detected from {len(looks)} files"
     if not looks:
@@ -293,12 +297,19 @@ def _of_several_palettes(looks: Sequence[_Look], because: str) -> Detected:
 
 
 def _of_one_kind(root: Path, looks: Sequence[_Look], because: str, *, as_shades: bool) -> Detected:
-    """Where all files could be ids: whether they are, or their colours are the classes."""
+    """Where all files could be ids: whether they are, or their colours are the classes.
+
+    Files that neither reading fits, or only the one that most do not have, are named as they are
+    decoded.
+    """
     are_ids = all(look.as_ids for look in looks)
     are_colours = all(look.as_colours for look in looks)
     styles = _styles(looks)
     index = Detected("index", f"{'ids in RGB' if styles == 'RGB' else styles}, {because}")
-    if as_shades or (are_colours and not are_ids):
+    num_ids = sum(bool(look.as_ids) for look in looks)
+    num_colours = sum(bool(look.as_colours) for look in looks)
+    mostly_colours = not are_ids and num_colours > num_ids
+    if as_shades or mostly_colours:
         what = {"palette": "colours of a palette", "grey": "shades of grey"}.get(styles, styles)
         return Detected("colours", f"{what}, {because}")
     if are_colours and any(look.as_ids != look.as_colours for look in looks):

@@ -8,9 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from anysize.errors import DataError
+from anysize.errors import DataError, first_names
 from anysize.faults import Fault, FaultError
-from anysize.images.formats import is_hidden
+from anysize.images.formats import (
+    IMAGE_SUFFIXES,
+    PICTURE_SUFFIXES,
+    Format,
+    format_by_suffix,
+    is_hidden,
+)
 
 MAX_FILE_BYTES = 256 << 20
 """Of a LabelMe file, which may hold its image; other files of one image are far smaller."""
@@ -22,27 +28,55 @@ NUM_FILES = 8
 """Masks that are looked at, spread over all."""
 
 
-def list_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """The files directly in a folder with one of these endings, sorted by name.
+def files_below(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> list[Path]:
+    """The files of a folder with one of these endings, sorted; hidden files are passed over.
 
     Raises:
-        DataError: No such folder, or no such file in it.
+        DataError: No such folder, or no such file in it; it says what other pictures there are.
     """
-    kinds = ", ".join(suffixes)
     try:
-        entries = sorted(folder.iterdir())
+        entries = entries_below(folder) if deep else sorted(folder.iterdir())
     except OSError as error:
         raise DataError(
             f"The folder {folder} cannot be read: {error.strerror}. "
-            f"Put the {kinds} files there; docs/data-folder.md shows the folder."
+            f"Put the {', '.join(suffixes)} files there."
         ) from None
     files = [e for e in entries if is_one_of(e, suffixes) and e.is_file()]
-    if not files:
-        raise DataError(
-            f"The folder {folder} holds no {kinds} files. Put them directly into it, not into "
-            f"folders below it."
-        )
-    return files
+    if files:
+        return files
+    others = [e for e in entries if is_one_of(e, PICTURE_SUFFIXES) and e.is_file()]
+    said = _of_other_formats(others, suffixes)
+    raise DataError(f"The folder {folder} holds no {', '.join(suffixes)} files. {said}".rstrip())
+
+
+def entries_below(folder: Path) -> list[Path]:
+    """The files and folders in a folder and those below it, sorted; hidden ones are left out.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    found: list[Path] = []
+    for entry in sorted(folder.iterdir()):
+        if is_hidden(entry):
+            continue
+        found.append(entry)
+        if entry.is_dir() and not entry.is_symlink():
+            found += entries_below(entry)
+    return found
+
+
+def _of_other_formats(others: Sequence[Path], suffixes: Sequence[str]) -> str:
+    """What pictures a folder holds instead, and why they are not read; a sentence or two each."""
+    masks = set(suffixes) != set(IMAGE_SUFFIXES)
+    by_format: dict[Format, list[Path]] = {}
+    for path in others:
+        if found := format_by_suffix(path):
+            by_format.setdefault(found, []).append(path)
+    return " ".join(
+        f"It has {len(paths)} of {found.name}: {first_names(p.name for p in paths)}. "
+        f"{found.no_labels if masks else found.no_image}".rstrip()
+        for found, paths in by_format.items()
+    )
 
 
 def is_one_of(path: Path, suffixes: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from anysize.errors import DataError
 from anysize.faults import Fault, FaultError
 from anysize.geometry import Size
 from anysize.images.formats import LABEL_FORMATS, format_of
-from anysize.images.headers import Frame, png_may_be_turned, read_frame
+from anysize.images.headers import NUM_THREADS, Frame, png_may_be_turned, read_frame
 from anysize.images.opening import opened, upright
 
 Style = Literal["grey", "palette", "colour"]
@@ -73,7 +74,9 @@ class MaskPixels(NamedTuple):
 
 def read_mask_headers(paths: Iterable[Path]) -> dict[Path, MaskHeader | Fault]:
     """The headers of many masks; in the place of one that cannot be used is what is wrong."""
-    return {path: _header_or_fault(path) for path in paths}
+    listed = list(paths)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return dict(zip(listed, pool.map(_header_or_fault, listed), strict=True))
 
 
 def _header_or_fault(path: Path) -> MaskHeader | Fault:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from anysize.data.files import composed, is_one_of, unpaired_image, unpaired_mask
+from anysize.data.files import composed, entries_below, files_below, unpaired_image, unpaired_mask
 from anysize.data.reading import Pair, Pairs
 from anysize.errors import DataError, first_names
 from anysize.faults import Fault
 from anysize.images.formats import (
     FORMATS,
     IMAGE_SUFFIXES,
-    PICTURE_SUFFIXES,
-    Format,
     format_by_suffix,
     is_hidden,
 )
@@ -74,38 +72,6 @@ def scan_flat(
         listed=_split_by_folder(whole),
         notes=notes,
     )
-
-
-def files_below(folder: Path, suffixes: Sequence[str], *, deep: bool = True) -> list[Path]:
-    """The files of a folder with one of these endings, sorted; hidden files are passed over.
-
-    Raises:
-        DataError: No such folder, or no such file in it; it says what other pictures there are.
-    """
-    try:
-        entries = _walk(folder) if deep else sorted(folder.iterdir())
-    except OSError as error:
-        raise DataError(
-            f"The folder {folder} cannot be read: {error.strerror}. "
-            f"Put the {', '.join(suffixes)} files there."
-        ) from None
-    files = [e for e in entries if is_one_of(e, suffixes) and e.is_file()]
-    if files:
-        return files
-    others = [e for e in entries if is_one_of(e, PICTURE_SUFFIXES) and e.is_file()]
-    said = _of_other_formats(others, suffixes)
-    raise DataError(f"The folder {folder} holds no {', '.join(suffixes)} files. {said}".rstrip())
-
-
-def _walk(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for entry in sorted(folder.iterdir()):
-        if is_hidden(entry):
-            continue
-        found.append(entry)
-        if entry.is_dir() and not entry.is_symlink():
-            found += _walk(entry)
-    return found
 
 
 def key_of(path: Path, folder: Path) -> str:
@@ -179,23 +145,9 @@ def _no_labels(path: Path) -> str:
     return f"{path} is {found.name}. {found.no_labels}"
 
 
-def _of_other_formats(others: Sequence[Path], suffixes: Sequence[str]) -> str:
-    """What pictures a folder holds instead, and why they are not read; a sentence or two each."""
-    masks = set(suffixes) != set(IMAGE_SUFFIXES)
-    by_format: dict[Format, list[Path]] = {}
-    for path in others:
-        if found := format_by_suffix(path):
-            by_format.setdefault(found, []).append(path)
-    return " ".join(
-        f"It has {len(paths)} of {found.name}: {first_names(p.name for p in paths)}. "
-        f"{found.no_labels if masks else found.no_image}".rstrip()
-        for found, paths in by_format.items()
-    )
-
-
 def passed_over(folder: Path, suffixes: Sequence[str], *, deep: bool) -> list[str]:
     """Pictures of formats that are not read, in words."""
-    entries = _walk(folder) if deep else sorted(folder.iterdir())
+    entries = entries_below(folder) if deep else sorted(folder.iterdir())
     by_format: dict[str, list[Path]] = {}
     for path in entries:
         found = format_by_suffix(path)

@@ -23,7 +23,7 @@ import numpy as np
 from anysize.config import DataConfig, FolderLayout, LabelKind, MaskKind
 from anysize.data.classes import Classes, background_id, read_classes, with_ids
 from anysize.data.detect import Detected, detect_masks
-from anysize.data.files import list_files, read_lines
+from anysize.data.files import files_below, read_lines
 from anysize.data.formats.cityscapes import cityscapes_folders, read_cityscapes
 from anysize.data.formats.own import mask_folders, read_own, stray_class_folders
 from anysize.data.formats.ultralytics import read_ultralytics
@@ -31,7 +31,7 @@ from anysize.data.formats.voc import read_voc
 from anysize.data.layouts import LAYOUT_MASKS, detect_layout
 from anysize.data.mask_files import MaskHeader, read_mask_headers
 from anysize.data.masks import check_header, decode_mask, label_kind
-from anysize.data.pairing import files_below, scan_flat
+from anysize.data.pairing import scan_flat
 from anysize.data.reading import (
     Encoding,
     Pair,
@@ -92,7 +92,7 @@ def list_images(folder: Path) -> list[Path]:
     Raises:
         DataError: No such folder, or no image in it.
     """
-    return list_files(folder, IMAGE_SUFFIXES)
+    return files_below(folder, IMAGE_SUFFIXES, deep=False)
 
 
 def images_of(root: Path, data: DataConfig) -> list[Path]:

@@ -25,14 +25,14 @@ from anysize.data.classes import (
     read_names,
 )
 from anysize.data.colours import Colour, distinct_colours
-from anysize.data.files import read_json
+from anysize.data.files import files_below, read_json
 from anysize.data.formats.coco import coco_files, read_coco
 from anysize.data.formats.labelme import labelme_entries, labelme_files
 from anysize.data.formats.own import has_stacks
 from anysize.data.formats.ultralytics import ultralytics_names
 from anysize.data.layouts import detect_layout
 from anysize.data.mask_files import read_mask_header, read_mask_pixels
-from anysize.data.pairing import files_below, find_patterns, key_of
+from anysize.data.pairing import find_patterns, key_of
 from anysize.errors import ConfigError, DataError
 from anysize.faults import FaultError
 from anysize.images.formats import IMAGE_SUFFIXES, LABEL_SUFFIXES, is_hidden

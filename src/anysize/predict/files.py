@@ -20,7 +20,8 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from anysize.atomic_files import write_atomic
 from anysize.config import LabelKind, PixelConvention
 from anysize.data.classes import Classes
-from anysize.data.pairing import files_below, passed_over
+from anysize.data.files import files_below
+from anysize.data.pairing import passed_over
 from anysize.device import Precision, is_out_of_memory
 from anysize.errors import DataError, DeviceError, ShapeError
 from anysize.geometry import NetGeometry, Size

@@ -8,11 +8,11 @@ from typing import Literal
 
 from anysize.config import DataConfig, LabelKind, MaskKind
 from anysize.data.classes import Classes, read_classes
-from anysize.data.files import is_one_of
+from anysize.data.files import files_below, is_one_of
 from anysize.data.formats.coco import coco_files, read_coco_folder
 from anysize.data.formats.labelme import labelme_files, read_labelme
 from anysize.data.mask_files import read_mask_header
-from anysize.data.pairing import files_below, scan_flat
+from anysize.data.pairing import scan_flat
 from anysize.data.reading import (
     STACK_SUFFIXES,
     Encoding,
@@ -114,7 +114,7 @@ def find_container(
         return "coco"
     found: list[Container] = []
     if labels.is_dir():
-        if has_class_folders(labels, classes) and (
+        if has_class_folders(images, labels, classes) and (
             kind == "multilabel" or not _direct(labels, LABEL_SUFFIXES)
         ):
             found.append("folders")
@@ -138,11 +138,17 @@ def find_container(
     return found[0] if found else None
 
 
-def has_class_folders(labels: Path, classes: Classes | None) -> bool:
-    """Whether the masks lie in folders that are named like classes."""
+def has_class_folders(images: Path, labels: Path, classes: Classes | None) -> bool:
+    """Whether the masks lie in folders that are named like classes, and not like those of images.
+
+    A class may be called "train", as a part of the images may.
+    """
     names = classes.names if classes else None
     return labels.is_dir() and any(
-        p.is_dir() and not is_hidden(p) and (names is None or p.name in names)
+        p.is_dir()
+        and not is_hidden(p)
+        and (names is None or p.name in names)
+        and not (images / p.name).is_dir()
         for p in labels.iterdir()
     )
 

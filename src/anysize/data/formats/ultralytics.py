@@ -20,8 +20,8 @@ from anysize.data.files import (
     MAX_FILE_BYTES,
     by_stem,
     composed,
+    files_below,
     is_one_of,
-    list_files,
     unpaired_mask,
 )
 from anysize.data.reading import Encoding, Pair, Pairs, Reading
@@ -97,7 +97,7 @@ def scan_ultralytics(root: Path, data: DataConfig) -> Pairs:
     for split in splits:
         prefix = f"{split}/" if split else ""
         images = by_stem(
-            list_files(images_folder / split, IMAGE_SUFFIXES),
+            files_below(images_folder / split, IMAGE_SUFFIXES, deep=False),
             faults,
             stem=lambda p, prefix=prefix: prefix + p.stem,
         )

@@ -7,7 +7,7 @@ from typing import cast
 
 from anysize.config import DataConfig, LabelKind, MaskKind
 from anysize.data.classes import NAME_LISTS, Classes, named_classes, read_classes, read_names
-from anysize.data.files import by_stem, is_one_of, list_files, read_lines, unpaired_mask
+from anysize.data.files import by_stem, files_below, is_one_of, read_lines, unpaired_mask
 from anysize.data.formats.cvat import LABELMAP, read_labelmap
 from anysize.data.reading import Encoding, Pair, Pairs, Reading
 from anysize.errors import DataError
@@ -93,8 +93,8 @@ def scan_voc(root: Path, data: DataConfig) -> Pairs:
     lists, lines = _lists(root)
     images_folder = root / (data.images or "JPEGImages")
     masks_folder = root / (data.labels or _masks_folder(root, lists, lines))
-    images = by_stem(list_files(images_folder, IMAGE_SUFFIXES), faults)
-    masks = by_stem(list_files(masks_folder, LABEL_SUFFIXES), faults)
+    images = by_stem(files_below(images_folder, IMAGE_SUFFIXES, deep=False), faults)
+    masks = by_stem(files_below(masks_folder, LABEL_SUFFIXES, deep=False), faults)
     faults += [
         unpaired_mask(mask, f"{images_folder / stem}.*")
         for stem, mask in masks.items()
