@@ -138,7 +138,7 @@ class ModelConfig:
         output_stride: Pixels a cell of the body's output: 8, 16 or 32.
         pool_padding, stride_position, dilation_rule: See `anysize.models.resnet_v1`.
         norm: "frozen": statistics fixed, gamma and beta trained. "trained": statistics of the valid
-            pixels of the step.
+            pixels of the step; the default of a run without `train.weights`, with `norm_decay` 0.9.
         norm_decay: Share of the moving statistics that a step keeps, where they are trained; lower
             it for runs of fewer than some thousand steps.
         head_relu: The head ends with a ReLU, as `slim.conv2d_transpose` has one unless told

@@ -442,6 +442,11 @@ def target_rect(placement: Placement, geometry: NetGeometry, loss_at: LossAt) ->
     )
 
 
+def num_cells(layout: Layout, geometry: NetGeometry) -> int:
+    """Valid cells of the coarsest level, over all images."""
+    return sum(geometry.cells(p.height) * geometry.cells(p.width) for p in layout.placements)
+
+
 def logits_rects(layout: Layout, geometry: NetGeometry) -> list[Rect]:
     """The cells of each image's logits, on the canvas's logits."""
     scale = geometry.logits_per_cell

@@ -187,7 +187,7 @@ def test_what_a_killed_process_left_unfinished_is_removed_and_never_read(workspa
 def test_a_run_that_was_killed_before_it_began_can_be_started_again(workspace):
     whole = run(workspace, "train.run=whole", "train.epochs=1")
     early = copy(whole, workspace / "early")
-    for name in ("run.toml", "weights.safetensors", "metrics.json"):
+    for name in ("run.toml", "weights.safetensors", "weights_last.safetensors", "metrics.json"):
         (early / name).unlink()
     with pytest.raises(ConfigError, match="no run to resume"):
         run(workspace, "train.run=early", "train.epochs=1", resume=True)

@@ -51,6 +51,7 @@ def test_a_run_learns_and_writes_all_its_files(workspace):
         "run.toml",
         "plan.json",
         "weights.safetensors",
+        "weights_last.safetensors",
         "metrics.json",
         "checkpoints",
         "events.jsonl",
@@ -69,6 +70,9 @@ def test_a_run_learns_and_writes_all_its_files(workspace):
         assert event["valid_megapixels_per_s"] > 0
     canvases = [tuple(e["canvas"]) for e in events if e["event"] == "canvas"]
     assert 1 <= len(canvases) == len(set(canvases)) <= 3
+    last = load_file(folder / "weights_last.safetensors")
+    state = last_checkpoint(folder)
+    assert_same(last, {n[6:]: t for n, t in state.items() if n.startswith("model/")})
     best = max(e["miou"] for e in events if e["event"] == "evaluate")
     assert json.loads((folder / "metrics.json").read_text())["miou"] == best
 

@@ -92,7 +92,7 @@ def test_every_tensor_is_accounted_for(tmp_path):
         load_weights(path, CPU)
 
 
-def test_fine_tuning_takes_the_head_only_for_the_same_classes(tmp_path):
+def test_fine_tuning_takes_the_head_whole_for_the_same_classes(tmp_path):
     path = tmp_path / "w.safetensors"
     given = tiny(seed=1)
     save_weights(path, weights_of(given))
@@ -102,12 +102,31 @@ def test_fine_tuning_takes_the_head_only_for_the_same_classes(tmp_path):
     assert "body and head" in said
     assert torch.equal(model.head.weights, given.head.weights)
     model = tiny(seed=2, num_classes=3)
-    three = Classes(names=("a", "b", "c"), colours=((0, 0, 0),) * 3, ignore_index=255)
+    others = Classes(names=("c", "d", "e"), colours=((0, 0, 0),) * 3, ignore_index=255)
     head = model.head.weights.detach().clone()
-    _, said = start_from(model, path, CONFIG, three)
+    _, said = start_from(model, path, CONFIG, others)
     assert "the head starts afresh" in said
     assert torch.equal(model.head.weights, head)
     assert torch.equal(model.body.conv1.weights, given.body.conv1.weights)
+
+
+def test_fine_tuning_takes_rows_of_the_head_by_class_name(tmp_path):
+    """One class renamed, one moved, one more: nothing that was learned of the others is lost."""
+    path, given = tmp_path / "w.safetensors", tiny(seed=1, num_classes=4)
+    with torch.no_grad():
+        given.head.biases.copy_(torch.arange(1.0, 5.0))
+    theirs = Classes(names=("sea", "land", "ice", "cloud"), colours=((0, 0, 0),) * 4)
+    save_weights(path, weights_of(given, classes=theirs))
+    ours = Classes(names=("sea", "ground", "cloud", "ice", "smoke"), colours=((0, 0, 0),) * 5)
+    model = tiny(seed=2, num_classes=5)
+    fresh = model.head.weights.detach().clone()
+    _, said = start_from(model, path, CONFIG, ours)
+    assert "3 of 5 classes by name; starting afresh: ground, smoke; left out: land" in said
+    for i, j in ((0, 0), (2, 3), (3, 2)):
+        assert torch.equal(model.head.weights[:, i], given.head.weights[:, j])
+    for i in (1, 4):
+        assert torch.equal(model.head.weights[:, i], fresh[:, i])
+    assert model.head.biases.tolist() == [1.0, 0.0, 4.0, 3.0, 0.0]
 
 
 def test_fine_tuning_refuses_rules_of_another_system(tmp_path):

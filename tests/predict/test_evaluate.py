@@ -294,4 +294,8 @@ def test_table_of_sigmoid():
         "leg         -     0.0",
         "mean     50.0    12.5",
         "2 images, 1.50 megapixels",
+        "AP is computed from binned logits; it is within ± 0.1 of the exact value "
+        "(average_precision_error)",
     ]
+    result["average_precision_error"] = {"arm": 0.0001, "leg": None}
+    assert format_table(result).splitlines()[-1] == "2 images, 1.50 megapixels"

@@ -141,8 +141,30 @@ def test_average_precision_tells_apart_saturated_probabilities():
 
 
 def test_scores_beyond_the_histogram_are_kept():
-    positives, negatives = histograms_of([1e6, -1e6], [1, 0])
+    positives, negatives = histograms_of([1e9, -1e9], [1, 0])
     assert positives[-1] == negatives[0] == 1
+
+
+@pytest.mark.parametrize("scale", [1, 40, 3000])
+def test_average_precision_of_large_logits(scale):
+    """A net in which nothing holds logits small: sure of itself, and still to be ranked."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(40_000) < 0.3).astype(int)
+    scores = (scale * (rng.normal(size=labels.shape) + 1.5 * (labels - 0.5))).astype(np.float32)
+    binned = metrics.average_precision(*histograms_of(scores, labels))
+    in_order = labels[np.argsort(-scores, kind="stable")]
+    hits = in_order.cumsum()
+    exact = float((hits / np.arange(1, len(hits) + 1))[in_order == 1].mean())
+    assert exact < 0.8
+    bound = metrics.average_precision_error(*histograms_of(scores, labels))
+    assert abs(binned - exact) < min(1e-3, bound) < 0.02
+
+
+def test_bins_rise_with_the_logit():
+    logits = np.concatenate([-np.geomspace(1e6, 1e-3, 400), np.geomspace(1e-3, 1e6, 400)])
+    bins = [int(histograms_of([x], [1])[0].argmax()) for x in logits.astype(np.float32)]
+    assert bins == sorted(bins)
+    assert len(set(bins)) > 650
 
 
 def test_f1_is_exact_at_one_half():

@@ -14,6 +14,7 @@ pixel accuracy, class accuracy and IoU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,13 @@ SCORES: Mapping[LabelKind, tuple[str, str]] = {
 }
 """The score of each class, and their mean, by which weights are compared; keys of a result."""
 
-NUM_BINS = 8000
-MAX_LOGIT = 16.0
-"""Score histograms cover logits from -16 to 16 in bins 0.004 wide; what lies beyond is clipped.
+BINS_PER_LOGIT, LINEAR_TO, LARGEST = 250, 16.0, 2.0**20
+NUM_BINS = 2 * math.ceil(BINS_PER_LOGIT * LINEAR_TO * (1 + math.log(LARGEST / LINEAR_TO)))
+"""Bins of a score histogram: equal in the logit up to 16, 0.004 wide, and in its logarithm beyond,
+0.025% wide, up to a million; what lies beyond that is in the outermost.
 
-Bins are equal in the logit, not in the probability: of a well trained net most probabilities lie
-above 0.999 or below 0.001, which a histogram of probabilities would not tell apart.
+Equal in the logit, not in the probability: of a well trained net most probabilities lie above 0.999
+or below 0.001, which a histogram of probabilities would not tell apart.
 """
 
 
@@ -172,13 +174,23 @@ def add_scores(
     """
     valid = target != ignore_index
     # The bin edge at 0 is met exactly, since nothing is added before rounding down.
-    bins = np.floor(logits * (NUM_BINS / (2 * MAX_LOGIT))) + NUM_BINS // 2
+    bins = np.floor(_stretched(logits)) + NUM_BINS // 2
     bins = np.clip(bins, 0, NUM_BINS - 1).astype(np.int64)
     for c in range(len(target)):
         for value, counts in ((1, histograms.positives), (0, histograms.negatives)):
             counts[c] += np.bincount(bins[c][valid[c] & (target[c] == value)], minlength=NUM_BINS)
     histograms.num_images += 1
     histograms.num_pixels += int(valid.any(axis=0).sum())
+
+
+def _stretched(logits: np.ndarray) -> np.ndarray:
+    """Logits in bins from 0: linear up to `LINEAR_TO`, logarithmic beyond, with the same slope."""
+    linear = logits * BINS_PER_LOGIT
+    large = np.abs(logits) > LINEAR_TO
+    if large.any():
+        tail = 1 + np.log(np.abs(logits[large]) / LINEAR_TO)
+        linear[large] = np.copysign(BINS_PER_LOGIT * LINEAR_TO * tail, logits[large])
+    return linear
 
 
 def multilabel_metrics(histograms: ScoreHistograms, names: Sequence[str]) -> dict[str, Any]:

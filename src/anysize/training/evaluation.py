@@ -20,6 +20,9 @@ from anysize.training.events import EventLog, read_events
 from anysize.training.job import Job
 from anysize.training.stop import Stop
 
+LAST_WEIGHTS = "weights_last.safetensors"
+"""The net at the last evaluation, beside the best in `weights.safetensors`."""
+
 
 def evaluate_if_due(
     job: Job, step: int, log: EventLog, stop: Stop, *, unless_logged: bool = False
@@ -44,9 +47,12 @@ def evaluate_if_due(
     start = time.monotonic()
     result = _evaluate(job, step, log, stop)
     _, metric = SCORES[job.config.loss.labels]
-    best = max((e[metric] or 0.0 for e in earlier), default=-1.0)
-    value = result[metric] or 0.0
-    if value > best:
+    value = result[metric]
+    earlier_values = [e[metric] for e in earlier if e[metric] is not None]
+    # Where no score is defined, the last net is as good as any.
+    is_best = not earlier_values if value is None else value > max(earlier_values, default=-1.0)
+    save_weights(job.run / LAST_WEIGHTS, job.weights)
+    if is_best:
         save_weights(job.run / "weights.safetensors", job.weights)
         metrics = json.dumps({"step": step, **result}, indent=2)
         write_atomic(job.run / "metrics.json", metrics.encode())
@@ -56,13 +62,14 @@ def evaluate_if_due(
             "step": step,
             "epoch": epoch,
             "seconds": time.monotonic() - start,
-            "best": value > best,
+            "best": is_best,
             **result,
         }
     )
+    score = "is not defined: no label counts" if value is None else f"{value:.2%}"
     job.console.print(
-        f"evaluate after epoch {epoch}: {metric} {value:.2%}"
-        f"{' (best so far, saved)' if value > best else ''}",
+        f"evaluate after epoch {epoch}: {metric} {score}"
+        f"{' (best so far, saved)' if is_best else ''}",
         highlight=False,
     )
 

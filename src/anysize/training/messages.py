@@ -7,7 +7,8 @@ from typing import Any
 
 from anysize.data.loader import LoadedStep
 from anysize.errors import first_names
-from anysize.geometry import Canvas
+from anysize.geometry import Canvas, num_cells
+from anysize.planning.packing import Step
 from anysize.training.events import EventLog
 from anysize.training.job import Job
 
@@ -21,6 +22,36 @@ def console_line(event: dict[str, Any], num_steps: int) -> str:
         f"{event['images_per_s']:.2f} images/s  {event['valid_megapixels_per_s']:.3f} valid MP/s  "
         f"wait {event['wait_share']:.1%}  waste {event['waste']:.1%}{skipped}{left_out}"
     )
+
+
+def say_norms_that_cannot_learn(job: Job, steps: Sequence[Step]) -> None:
+    """Says before the first step where the norms of a run keep it from learning.
+
+    Args:
+        job: The run.
+        steps: Of its first epoch.
+    """
+    config, geometry = job.config, job.model.geometry
+    if config.model.norm == "frozen" and not config.train.weights:
+        job.console.print(
+            "model.norm is frozen, but train.weights is empty: the norms keep mean 0 and variance "
+            "1, which are those of no image, so the net hardly learns or diverges. Set model.norm "
+            'to "trained", or train.weights to a file to start from.',
+            highlight=False,
+        )
+    if config.model.norm != "trained":
+        return
+    layouts = [p.layout for step in steps for p in step.passes]
+    alone = [x.placements[0].size for x in layouts if num_cells(x, geometry) == 1]
+    if alone:
+        job.console.print(
+            f"model.norm is trained, but in {len(alone)} of {len(layouts)} passes it sees one "
+            f"value per channel: an image of {alone[0]} leaves a single cell of "
+            f"{geometry.output_stride} pixels. Nothing is learned from such passes. Raise "
+            "plan.images_per_step or plan.max_pixels_per_step, lower model.output_stride, use "
+            'larger images, or set model.norm to "frozen" and start from train.weights.',
+            highlight=False,
+        )
 
 
 def say_first_visits(

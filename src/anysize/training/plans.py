@@ -32,7 +32,7 @@ def plan_for(config: RunConfig, resumed_run: Path | None, sizes: Sequence[Size])
         plan = read_plan(path)
         check_plan(plan, largest, geometry=geometry_of(config.model), source=str(path))
         return plan
-    drawn = _drawn_sizes(config, sizes)
+    drawn = drawn_sizes(config, sizes)
     return plan_canvases(
         drawn,
         geometry=geometry_of(config.model),
@@ -71,10 +71,10 @@ def training_sizes(config: RunConfig, base: Path) -> tuple[list[Size], list[Size
     )
     own = [s.size for s in train]
     largest = [largest_size(config.augment, s) for s in own]
-    return _drawn_sizes(config, own), largest, (folder.description, *folder.notes)
+    return drawn_sizes(config, own), largest, (folder.description, *folder.notes)
 
 
-def _drawn_sizes(config: RunConfig, sizes: Sequence[Size]) -> list[Size]:
+def drawn_sizes(config: RunConfig, sizes: Sequence[Size]) -> list[Size]:
     """The images' own sizes, or those of a few epochs of augmentation."""
     augment = config.augment
     if augment.min_scale == augment.max_scale == 1 and not augment.crop:

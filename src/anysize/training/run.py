@@ -19,7 +19,7 @@ from anysize.training.events import EventLog
 from anysize.training.job import Job, prepare
 from anysize.training.loop import Place, drawn_epoch, is_finite, run_steps
 from anysize.training.memory import memory_as_a_message
-from anysize.training.messages import say_mishaps
+from anysize.training.messages import say_mishaps, say_norms_that_cannot_learn
 from anysize.training.run_folder import require_run_folder, restore, save, start
 from anysize.training.settings import config_as_begun, load_run_config, with_whole_paths
 from anysize.training.stop import stop_requests
@@ -97,6 +97,8 @@ def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
             for epoch in range(first_step // job.steps_per_epoch, job.config.train.epochs):
                 with stop.at_once():
                     steps, draws = drawn_epoch(job, epoch)
+                if epoch * job.steps_per_epoch == first_step == 0:
+                    say_norms_that_cannot_learn(job, steps)
                 with contextlib.closing(run_steps(job, epoch, steps, draws, place, log)) as done:
                     for loss in done:
                         progress.update(bar, completed=place.step, description=loss)

@@ -20,6 +20,7 @@ from anysize.errors import ConfigError, DataError
 from anysize.planning.planfile import write_plan
 from anysize.training.events import forget_events_after
 from anysize.training.job import Job
+from anysize.training.plans import drawn_sizes
 from anysize.training.settings import check_same_settings
 from anysize.training.state import load_latest_state, save_state
 
@@ -53,7 +54,11 @@ def start(job: Job) -> int:
     run = job.run
     save(job, 0)
     write_record(run / RECORD_FILE, job.train_samples, job.val_samples)
-    write_plan(job.plan, run / "plan.json", sizes=[s.size for s in job.train_samples])
+    write_plan(
+        job.plan,
+        run / "plan.json",
+        sizes=drawn_sizes(job.config, [s.size for s in job.train_samples]),
+    )
     names = ("torch", "numpy", "pillow", "safetensors")
     versions = {
         "anysize": importlib.metadata.version("anysize"),

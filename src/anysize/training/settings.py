@@ -16,12 +16,19 @@ from anysize.config import (
 from anysize.errors import ConfigError
 from anysize.models.weights_file import OF_THE_BODY, WEIGHTS_FORMAT, parse_weights, read_metadata
 
+FROM_SCRATCH = {"model": {"norm": "trained", "norm_decay": 0.9}}
+"""What a run without weights has unless it says otherwise.
+
+Frozen statistics of a net that was never trained are those of no image; and moving ones that keep
+99.7% of their value in each step are not there yet after some hundred steps."""
+
 
 def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads a `run.toml`; what it leaves open about the net, `train.weights` decides.
 
     The depth, the rules of padding, stride and dilation, and the pixel convention are those that
-    the weights were trained with, unless the TOML file says otherwise.
+    the weights were trained with, unless the TOML file says otherwise. Without weights, norms are
+    trained (`FROM_SCRATCH`).
 
     Raises:
         ConfigError: As `load_config`.
@@ -29,7 +36,7 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     config = load_config(path, overrides)
     if not config.train.weights:
-        return config
+        return load_config(path, overrides, defaults=FROM_SCRATCH)
     weights = path.resolve().parent / config.train.weights
     metadata = read_metadata(weights, WEIGHTS_FORMAT)
     file = parse_weights(weights, metadata, {})
@@ -50,7 +57,9 @@ def config_as_begun(path: Path, overrides: Sequence[str], began_with: Path) -> R
         ConfigError: As `load_config`, of either file.
     """
     before = load_config(began_with)
-    return load_config(path, overrides, defaults=_left_open(before.model, before.pixels))
+    defaults = _left_open(before.model, before.pixels)
+    defaults["model"] |= {"norm": before.model.norm, "norm_decay": before.model.norm_decay}
+    return load_config(path, overrides, defaults=defaults)
 
 
 def _left_open(model: ModelConfig, pixels: PixelConvention) -> dict[str, dict[str, Any]]:
