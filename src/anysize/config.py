@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from anysize.errors import ConfigError
 from anysize.geometry import LossAt, NetGeometry, PoolPadding
@@ -277,15 +277,24 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
+Settings: TypeAlias = Path | Mapping[str, Mapping[str, Any]]
+"""A `run.toml`, or its sections as Python has them; paths in these are relative to where one is."""
+
+
+def base_of(settings: Settings) -> Path:
+    """The folder that paths in settings are relative to."""
+    return Path.cwd() if isinstance(settings, Mapping) else settings.resolve().parent
+
+
 def load_config(
-    path: Path,
+    path: Settings,
     overrides: Sequence[str] = (),
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> RunConfig:
     """Reads `run.toml` and applies overrides of the form `section.key=value`.
 
     Args:
-        path: The TOML file.
+        path: The TOML file, or its sections.
         overrides: A value is read as TOML, and as a plain string where it is not TOML.
         defaults: Sections with values for keys that neither the file nor an override gives. One of
             `model.depth` and `model.units` that is given keeps out the other.
@@ -293,6 +302,20 @@ def load_config(
     Raises:
         ConfigError: No such file, not TOML, an unknown key, a value of the wrong type or range.
     """
+    table, source = _read_table(path)
+    for override in overrides:
+        _apply_override(table, override)
+    for section, values in (defaults or {}).items():
+        _fill_in(table, section, values)
+    config = from_table(RunConfig, table, source)
+    _check(config, source)
+    return config
+
+
+def _read_table(path: Settings) -> tuple[dict[str, Any], str]:
+    """The sections of settings, to be changed at will, and what messages call them."""
+    if isinstance(path, Mapping):
+        return typing.cast("dict[str, Any]", _plain(path)), "the settings given"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -301,13 +324,17 @@ def load_config(
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}.") from None
-    for override in overrides:
-        _apply_override(table, override)
-    for section, values in (defaults or {}).items():
-        _fill_in(table, section, values)
-    config = from_table(RunConfig, table, str(path))
-    _check(config, str(path))
-    return config
+    return table, str(path)
+
+
+def _plain(value: object) -> object:
+    """Python's values as TOML has them."""
+    if isinstance(value, Mapping):
+        table = typing.cast("Mapping[Any, object]", value)
+        return {str(key): _plain(item) for key, item in table.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in typing.cast("Sequence[object]", value)]
+    return str(value) if isinstance(value, Path) else value
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], source: str) -> T:

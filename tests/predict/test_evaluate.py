@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,15 @@ from anysize.config import (
     TrainConfig,
     to_toml,
 )
-from anysize.data.samples import Classes, Sample, decode_image, decode_mask, split_samples
+from anysize.data.record import write_record
+from anysize.data.samples import (
+    Classes,
+    Sample,
+    decode_image,
+    decode_mask,
+    find_samples,
+    split_samples,
+)
 from anysize.errors import ConfigError, DataError, WeightsError
 from anysize.geometry import Canvas, Layout, NetGeometry, Size
 from anysize.models.build import build_model
@@ -237,6 +247,34 @@ def test_a_run_is_evaluated_on_what_it_held_out_wherever_the_data_are(tmp_path):
     assert differences(result, one_by_one(model, held_out, "multiclass")) < 2e-4
     (tmp_path / "data").rename(tmp_path / "moved")
     assert evaluate_run(folder, weights, data=tmp_path / "moved") == result
+
+
+def test_another_folder_is_scored_whole(tmp_path):
+    """Also one whose files happen to have the same names and sizes."""
+    model = tiny_model()
+    folder, weights, held_out = make_run(tmp_path, model)
+    root = tmp_path / "data"
+    samples = find_samples(root, CLASSES, "multiclass")
+    train = [s for s in samples if s.stem not in {h.stem for h in held_out}]
+    write_record(folder / "samples.json", train, held_out)
+    said = []
+    own = evaluate_run(folder, weights, say=said.append)
+    assert (own["num_images"], said) == (4, [f"4 images of {root} that the run held out."])
+    other = tmp_path / "other"
+    shutil.copytree(root, other)
+    assert evaluate_run(folder, weights, data=other) == own
+    for path in (other / "images").iterdir():
+        Image.open(path).transpose(Image.Transpose.ROTATE_180).save(path.with_suffix(".bmp"))
+        path.unlink()
+    result = evaluate_run(folder, weights, data=other, say=said.append)
+    assert result["num_images"] == len(SIZES)
+    assert "All 8 images are scored." in said[-1]
+    everything = one_by_one(model, find_samples(other, CLASSES, "multiclass"), "multiclass")
+    assert differences(result, everything) < 2e-4
+    for path in [*(other / "images").iterdir()][:4]:
+        path.unlink()
+        (other / "masks" / f"{path.stem}.png").unlink()
+    assert evaluate_run(folder, weights, data=other)["num_images"] == len(SIZES) - 4
 
 
 def test_a_run_with_other_classes_or_no_run_is_an_error(tmp_path):

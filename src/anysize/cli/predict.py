@@ -24,12 +24,19 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         verbs,
         "evaluate",
         _evaluate,
-        "score a run on its held-out images, at their own size",
+        "score a run on its held-out images or other ones, at their own size",
         "anysize evaluate run --json metrics.json",
+        "anysize evaluate run/weights_last.safetensors --data another-folder",
     )
-    evaluate.add_argument("weights", type=Path, metavar="RUN", help="run folder")
+    evaluate.add_argument(
+        "weights", type=Path, metavar="RUN", help="run folder, or a weights file in one"
+    )
     evaluate.add_argument("--json", type=Path, metavar="F", help="also write the scores as JSON")
-    evaluate.add_argument("--data", type=Path, help="data folder, if it has moved")
+    evaluate.add_argument(
+        "--data",
+        type=Path,
+        help="any labelled folder: all its images, or those held out if it is the run's own, moved",
+    )
     computing_options(evaluate)
 
     predict = verb(
@@ -59,12 +66,14 @@ def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
 
     with progress_bar(console) as progress:
         bar = progress.add_task("evaluate")
+        run = parsed.weights if parsed.weights.is_dir() else parsed.weights.parent
         result = evaluate_run(
-            parsed.weights,
+            run,
             load_weights_of(parsed.weights, parsed.device),
             data=parsed.data,
             precision=parsed.precision,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            say=lambda line: console.print(line, highlight=False, markup=False),
         )
     console.print(format_table(result), highlight=False)
     if parsed.json:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anysize.config import LabelKind, PixelConvention, load_config
+from anysize.config import DataConfig, LabelKind, PixelConvention, load_config
 from anysize.data.batch import Batch
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.record import RECORD_FILE, compare_with_record
-from anysize.data.samples import Classes, Sample, read_folder, split_samples
+from anysize.data.samples import Classes, Folder, Sample, read_folder, split_samples
 from anysize.data.transforms import no_augmentation
 from anysize.device import Precision
 from anysize.errors import ConfigError, DataError
@@ -130,50 +131,83 @@ def evaluate_run(
     data: Path | None = None,
     precision: Precision = "float32",
     progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """Evaluates weights on the images that a run held out, on the canvases of its plan.
+    """Evaluates weights on the images that a run held out, or on any other labelled folder.
 
     Args:
         run: The run's folder; its `run.toml` names the data and the split.
         weights: Of this run, on the device to compute on.
-        data: The data folder if it has moved.
+        data: Another data folder. One that has all images of the run is its own, moved: those held
+            out are evaluated. Of any other, all images are.
         precision: See `evaluate`.
         progress: See `evaluate`.
+        say: Told which images are evaluated.
 
     Returns:
         See `evaluate`.
 
     Raises:
-        AnysizeError: What `evaluate` raises; the folder is not a run's; its data do not hold, or
+        AnysizeError: What `evaluate` raises; the folder is not a run's; its data are invalid, or
             have other classes than the weights.
     """
     if not (run / "run.toml").is_file():
         raise ConfigError(f"{run} is not the folder of a run: there is no run.toml in it.")
     config = load_config(run / "run.toml")
-    root = data or run / config.data.root
-    folder = read_folder(root, config.data, weights.kind)
-    classes, samples = folder.classes, folder.samples
-    if classes.names != weights.classes.names:
-        raise DataError(
-            f"The weights have the classes {', '.join(weights.classes.names)}, but "
-            f"{root} has {', '.join(classes.names)}. Evaluate on the data that "
-            "the weights were trained for."
-        )
-    split = split_samples(samples, config.data, root, seed=config.train.seed, listed=folder.listed)
+    own = Path(run / config.data.root)
     record = run / RECORD_FILE
-    # A file that was added since would draw another split, with images that the run trained on.
-    held_out = compare_with_record(record, samples, *split).val if record.exists() else split[1]
+    root = data or own
+    if data is None or _has_images_of_run(data, config.data, weights.kind, record):
+        folder = read_folder(root, config.data, weights.kind)
+        split = split_samples(
+            folder.samples, config.data, root, seed=config.train.seed, listed=folder.listed
+        )
+        samples = split[1]
+        if record.exists():
+            # A file added since would draw another split, with images that the run trained on.
+            samples = compare_with_record(record, folder.samples, *split).val
+        say(f"{len(samples)} images of {root} that the run held out.")
+    else:
+        folder = _read_other(root, config.data, weights.kind)
+        samples = folder.samples
+        say(f"{folder.description} All {len(samples)} images are scored.")
+    if folder.classes.names != weights.classes.names:
+        raise DataError(
+            f"The weights have the classes {', '.join(weights.classes.names)}, but {root} has "
+            f"{', '.join(folder.classes.names)}. Name the same classes in the same order in its "
+            "classes.toml, or evaluate on other data."
+        )
     return evaluate(
         weights.model,
-        held_out,
+        samples,
         plan=read_plan(run / "plan.json"),
-        classes=classes,
+        classes=folder.classes,
         kind=weights.kind,
         pixels=weights.pixels,
         precision=precision,
         num_threads=config.train.loader_threads,
         progress=progress,
     )
+
+
+def _has_images_of_run(root: Path, data: DataConfig, kind: LabelKind, record: Path) -> bool:
+    """Whether a folder is the run's own data in another place."""
+    if not record.exists():
+        return True
+    try:
+        found = compare_with_record(record, read_folder(root, data, kind).samples, [], [])
+    except DataError:
+        return False
+    # Names and sizes alone may agree by chance, where files are numbered and of one camera.
+    return 2 * len(found.changed) < len(found.train) + len(found.val)
+
+
+def _read_other(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
+    """A folder laid out and labelled as the run's, or else by what is found in it."""
+    try:
+        return read_folder(root, replace(data, train="", val=""), kind)
+    except DataError:
+        return read_folder(root, DataConfig(root=str(root)), kind)
 
 
 def evaluation_steps(sizes: Sequence[Size], plan: Plan) -> list[Step]:

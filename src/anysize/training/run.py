@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anysize.atomic_files import only_process_in, remove_unfinished
-from anysize.config import load_config
+from anysize.config import Settings, base_of, load_config
 from anysize.training.evaluation import evaluate_if_due
 from anysize.training.events import EventLog
 from anysize.training.job import Job, prepare
@@ -26,7 +26,7 @@ from anysize.training.stop import stop_requests
 
 
 def train(
-    config_path: Path,
+    settings: Settings,
     overrides: Sequence[str] = (),
     *,
     resume: bool = False,
@@ -36,7 +36,7 @@ def train(
     """Runs or resumes what a `run.toml` describes.
 
     Args:
-        config_path: The TOML file; paths in it are relative to its folder.
+        settings: A `run.toml`, or its sections.
         overrides: `section.key=value`, applied over the file.
         resume: Go on from the last checkpoint of the run folder; the result is bit for bit that of
             a run that was never interrupted.
@@ -51,12 +51,12 @@ def train(
         AnysizeError: Bad settings or data; what was done is checkpointed.
         StoppedByUserError: Ctrl-C or SIGTERM, after a checkpoint.
     """
-    base = config_path.resolve().parent
+    base = base_of(settings)
     if resume:
-        run = require_run_folder(base / load_config(config_path, overrides).train.run, resume=True)
-        config = config_as_begun(config_path, overrides, run / "run.toml")
+        run = require_run_folder(base / load_config(settings, overrides).train.run, resume=True)
+        config = config_as_begun(settings, overrides, run / "run.toml")
     else:
-        config = load_run_config(config_path, overrides)
+        config = load_run_config(settings, overrides)
         run = require_run_folder(base / config.train.run, resume=False)
     config = with_whole_paths(config, base)
     job = prepare(config, run, resume=resume, agrees=agrees, console=console)

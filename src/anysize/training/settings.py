@@ -11,6 +11,8 @@ from anysize.config import (
     ModelConfig,
     PixelConvention,
     RunConfig,
+    Settings,
+    base_of,
     load_config,
 )
 from anysize.errors import ConfigError
@@ -23,7 +25,7 @@ Frozen statistics of a net that was never trained are those of no image; and mov
 99.7% of their value in each step are not there yet after some hundred steps."""
 
 
-def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run_config(path: Settings, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads a `run.toml`; what it leaves open about the net, `train.weights` decides.
 
     The depth, the rules of padding, stride and dilation, and the pixel convention are those that
@@ -37,13 +39,13 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     config = load_config(path, overrides)
     if not config.train.weights:
         return load_config(path, overrides, defaults=FROM_SCRATCH)
-    weights = path.resolve().parent / config.train.weights
+    weights = base_of(path) / config.train.weights
     metadata = read_metadata(weights, WEIGHTS_FORMAT)
     file = parse_weights(weights, metadata, {})
     return load_config(path, overrides, defaults=_left_open(file.config, file.pixels))
 
 
-def config_as_begun(path: Path, overrides: Sequence[str], began_with: Path) -> RunConfig:
+def config_as_begun(path: Settings, overrides: Sequence[str], began_with: Path) -> RunConfig:
     """Reads a `run.toml` to resume a run; what it leaves open about the net is as it was.
 
     So the weights that a run started from need not be there any more.
