@@ -167,6 +167,47 @@ def test_rgb_with_equal_channels_is_ids(root):
     np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
 
 
+def test_black_and_white_in_rgb_are_colours_where_they_are_those_of_classes(root):
+    """As ids they would be class 0 and pixels to ignore, so that nothing else was ever labelled."""
+    classes_toml(root, colours=((255, 255, 255), (0, 0, 0), (9, 0, 0)))
+    labels = grids(3, 2)
+    for i, grid in enumerate(labels):
+        shades = np.array([255, 0], np.uint8)[grid]
+        write(root / "masks" / f"s{i}.png", Image.fromarray(np.stack([shades] * 3, -1)))
+    folder = read_folder(root, config(), "multiclass")
+    assert folder.masks == "colours"
+    np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "bmp"])
+def test_palettes_in_another_order_are_seen_in_every_container(root, suffix):
+    labels = grids()
+    for i, grid in enumerate(labels):
+        order = [1, 2, 0] if i == 1 else [0, 1, 2]
+        picture = Image.fromarray(np.argsort(order).astype(np.uint8)[grid])
+        picture.putpalette([v for k in order for v in COLOURS[k]])
+        write(root / "masks" / f"s{i}.{suffix}", picture)
+    folder = read_folder(root, config(), "multiclass")
+    assert f"s1.{suffix}" in folder.notes[0]
+    for i, grid in enumerate(labels):
+        np.testing.assert_array_equal(labels_of(folder)[f"s{i}"], grid)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_an_orientation_that_was_left_behind_may_be_ignored(root, suffix, orientation):
+    labels = grids()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for i, grid in enumerate(labels):
+        write(root / "masks" / f"s{i}.{suffix}", Image.fromarray(grid), exif=exif)
+    with pytest.raises(DataError, match=r"s0.*data\.mask_orientation"):
+        read_folder(root, config(), "multiclass")
+    folder = read_folder(root, config(mask_orientation="ignore"), "multiclass")
+    for i, grid in enumerate(labels):
+        np.testing.assert_array_equal(labels_of(folder)[f"s{i}"], grid)
+
+
 def test_palettes_in_another_order_are_read_by_their_colours_or_named(root):
     """Only one of twenty differs, at a place where a few files spread over all would not look."""
     labels = grids(20)

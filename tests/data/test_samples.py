@@ -242,9 +242,10 @@ def test_transparent_pixels_are_refused_unless_they_are_black(make_folder, class
     assert (decode_mask(sample, classes) == 1).all()
     Image.new("LA", (3, 2), (0, 0)).save(sample.masks[0])
     assert (decode_mask(sample, classes) == 0).all()
-    Image.new("LA", (3, 2), (1, 128)).save(sample.masks[0])
-    with pytest.raises(DataError, match="6 pixels that are transparent"):
-        decode_mask(sample, classes)
+    for value, alpha in ((1, 128), (0, 128), (1, 0)):
+        Image.new("LA", (3, 2), (value, alpha)).save(sample.masks[0])
+        with pytest.raises(DataError, match="6 pixels that are transparent"):
+            decode_mask(sample, classes)
 
 
 def test_a_mask_that_is_no_png_is_named(make_folder, classes):

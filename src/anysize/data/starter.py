@@ -22,10 +22,9 @@ from anysize.data.classes import (
     IGNORED,
     MAX_NAMES,
     NAME_LISTS,
-    read_names,
 )
 from anysize.data.colours import Colour, distinct_colours
-from anysize.data.files import files_below, read_json
+from anysize.data.files import files_below, read_json, read_lines
 from anysize.data.formats.coco import coco_files, read_coco
 from anysize.data.formats.labelme import labelme_entries, labelme_files
 from anysize.data.formats.own import has_stacks
@@ -246,7 +245,7 @@ def _listed_names(root: Path, classes: Sequence[int]) -> list[str]:
     """The names of ids in a list of names beside the data, if one holds them all."""
     for name in NAME_LISTS:
         if (root / name).is_file():
-            names = read_names(root / name).names
+            names = [n for n in read_lines(root / name) if n != IGNORE_NAME]
             if classes[-1] < len(names):
                 return [names[value] for value in classes]
     return []
