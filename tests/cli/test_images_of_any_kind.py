@@ -1,4 +1,4 @@
-"""Images and masks of other kinds through the commands: checked, trained on and predicted as such."""
+"""Images and masks of other kinds through the commands: checked, trained on and predicted."""
 
 import numpy as np
 from PIL import Image
