@@ -511,6 +511,11 @@ def test_masks_of_0_and_255_are_named_where_255_is_ignored(tmp_path):
     assert {f.path.name for f in report.findings if f.kind == "binary"} == {
         f"s{i}.png" for i in range(8)
     }
+    assert 'to "binary" if 255 is the class, or to "index"' in report.findings[0].message
+    # Whoever has said so is warned, and not refused.
+    report = checked(root, masks="index")
+    assert {f.severity for f in report.findings if f.kind == "binary"} == {"warning"}
+    assert checked(root, masks="binary").passed
 
 
 def test_a_mask_of_0_and_255_among_ids_of_several_classes_is_named(tmp_path):

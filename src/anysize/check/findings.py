@@ -33,7 +33,7 @@ FIXES = {
     "encoding": "save the file as the message says, or set the key that it names",
     "shapes": "correct the annotation",
     "labels": "add the class to the classes, or correct the name",
-    "binary": "divide the mask by 255",
+    "binary": 'set data.masks to "binary" if 255 is the class in all masks, or divide by 255',
     "values": "correct the ids, add the classes, or set data.ids",
     "colours": "paint the colours of the classes, or add classes",
     "budget": "raise plan.max_pixels_per_step to what the message says if memory allows, rescale "

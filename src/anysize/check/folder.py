@@ -80,7 +80,7 @@ def check_data(
     split, split_findings = _split(folder, config)
     findings += split_findings
     findings += _budget_findings(folder, split, config)
-    binary = _binary_masks(looks, folder)
+    binary = _binary_masks(looks, folder, told=config.data.masks != "auto")
     findings += [finding for _, finding in binary]
     doubtful = [f for seen in looks for f in suspicious(seen, folder.classes)]
     known = {f.path for f in findings if f.kind == "binary"}
@@ -229,8 +229,13 @@ def _budget_findings(folder: Folder, split: dict[str, str], config: RunConfig) -
     ]
 
 
-def _binary_masks(looks: Sequence[Seen], folder: Folder) -> list[tuple[int, Finding]]:
-    """Masks of 0 and 255 where 255 is `ignore_index`, so that no single mask tells; by class."""
+def _binary_masks(
+    looks: Sequence[Seen], folder: Folder, *, told: bool
+) -> list[tuple[int, Finding]]:
+    """Masks of 0 and 255 where 255 is `ignore_index`, so that no single mask tells; by class.
+
+    Where the settings say that they are ids (`told`), that is worth a look and no fault.
+    """
     classes = folder.classes
     sigmoid = any(s.encoding.labels == "multilabel" for s in folder.samples)
     if classes.ignore_index != 255 or folder.masks not in {"index", "folders", "stack"}:
@@ -254,7 +259,12 @@ def _binary_masks(looks: Sequence[Seen], folder: Folder) -> list[tuple[int, Find
         (
             i if sigmoid else 1,
             _binary_finding(
-                path, pixels, classes.names[i if sigmoid else 1], sure=i not in has_ones
+                path,
+                pixels,
+                classes.names[i if sigmoid else 1],
+                sure=i not in has_ones,
+                masks=folder.masks,
+                told=told,
             ),
         )
         for i, files in blank.items()
@@ -265,15 +275,21 @@ def _binary_masks(looks: Sequence[Seen], folder: Folder) -> list[tuple[int, Find
     ]
 
 
-def _binary_finding(path: Path, pixels: int, name: str, *, sure: bool) -> Finding:
+def _binary_finding(
+    path: Path, pixels: int, name: str, *, sure: bool, masks: str, told: bool
+) -> Finding:
     others = f"no mask of {name!r} holds a 1" if sure else "masks that hold other ids hold no 255"
     return Finding(
         kind="binary",
-        severity="fault" if sure else "warning",
+        severity="fault" if sure and not told else "warning",
         path=path,
         message=f"mask {path} holds 0 and 255, and {others}: as 255 is `ignore_index`, its "
         f"{pixels} pixels of 255 {'would' if sure else 'will'} be ignored. "
-        f"{'Divide it by 255.' if sure else 'Look at it; if 255 means the class, divide by 255.'}",
+        + (
+            f'Set data.masks to "binary" if 255 is the class, or to "{masks}" if it is ignored.'
+            if sure
+            else "Look at it; if 255 means the class, divide by 255."
+        ),
         found=(("255", pixels),),
     )
 
