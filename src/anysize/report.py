@@ -45,11 +45,12 @@ SMOOTHED_SHARE = 0.05
 """Share of the train events that the smooth loss curve averages over."""
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, examples: Sequence[tuple[str, bytes]] = ()) -> Path:
     """Writes `report.html` into a run folder: one page that needs no other file.
 
     Args:
         run: Folder of a run, over or not.
+        examples: Names and PNGs of `predict.examples.draw_examples`.
 
     Returns:
         The page.
@@ -72,6 +73,16 @@ def write_report(run: Path) -> Path:
     sections = [f"<h1>Run {html.escape(run.resolve().name)}</h1>", _speed(events), missing]
     if (run / "metrics.json").is_file():
         sections.append(_scores(run / "metrics.json"))
+    if examples:
+        sections.append(
+            "<h2>Predictions</h2><p>Evaluation images: as they are, with their labels, and with "
+            "what the best net says.</p>"
+        )
+    sections.extend(
+        f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,'
+        f'{base64.b64encode(png).decode()}"><figcaption>{html.escape(name)}</figcaption></figure>'
+        for name, png in examples
+    )
     sections.extend(
         f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,'
         f'{base64.b64encode(png).decode()}">'

@@ -88,8 +88,10 @@ def test_the_whole_job(workspace):
     assert "overlapping tiles" in tiled
     with Image.open(workspace / "t/masks/large.png") as mask:
         assert mask.size == (301, 243)
-    said = anysize("report", "run", cwd=workspace)
+    said = anysize("report", "run", "--examples", 2, cwd=workspace)
     page = (workspace / "run/report.html").read_text()
+    assert page.count("<figure>") == 2
+    assert "<h2>Predictions</h2>" in page
     assert "report.html" in said
     assert "data:image/png;base64," in page
 

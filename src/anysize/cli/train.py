@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from anysize.cli.parsing import verb
-from anysize.errors import ConfigError
+from anysize.cli.run_folder import load_weights_of
+from anysize.errors import AnysizeError, ConfigError
 
 if TYPE_CHECKING:
     pass
@@ -53,6 +54,13 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "anysize report run",
     )
     report.add_argument("weights", type=Path, metavar="RUN", help="run folder")
+    report.add_argument(
+        "--examples",
+        type=int,
+        default=4,
+        metavar="N",
+        help="evaluation images that are shown with what the net says (default 4)",
+    )
 
 
 def _demo(parsed: argparse.Namespace, console: Console) -> None:
@@ -94,4 +102,15 @@ def _agrees(parsed: argparse.Namespace, console: Console) -> Callable[[str], boo
 def _report(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.report import write_report
 
-    console.print(f"Wrote {write_report(parsed.weights)}.", highlight=False)
+    run, examples = parsed.weights, []
+    if parsed.examples < 0:
+        raise ConfigError(f"--examples is {parsed.examples}; it must not be negative.")
+    if parsed.examples and (run / "weights.safetensors").is_file():
+        from anysize.predict.examples import draw_examples
+
+        try:
+            weights = load_weights_of(run, "auto")
+            examples = list(draw_examples(run, weights, parsed.examples))
+        except AnysizeError as error:
+            console.print(f"The report has no predictions: {error}", highlight=False, markup=False)
+    console.print(f"Wrote {write_report(run, examples)}.", highlight=False)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anysize.config import DataConfig, LabelKind, PixelConvention, load_config
+from anysize.config import DataConfig, LabelKind, PixelConvention, RunConfig, load_config
 from anysize.data.batch import Batch
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.record import RECORD_FILE, compare_with_record
@@ -158,14 +158,7 @@ def evaluate_run(
     record = run / RECORD_FILE
     root = data or own
     if data is None or _has_images_of_run(data, config.data, weights.kind, record):
-        folder = read_folder(root, config.data, weights.kind)
-        split = split_samples(
-            folder.samples, config.data, root, seed=config.train.seed, listed=folder.listed
-        )
-        samples = split[1]
-        if record.exists():
-            # A file added since would draw another split, with images that the run trained on.
-            samples = compare_with_record(record, folder.samples, *split).val
+        folder, samples = held_out(run, config, root, weights.kind)
         say(f"{len(samples)} images of {root} that the run held out.")
     else:
         folder = _read_other(root, config.data, weights.kind)
@@ -188,6 +181,25 @@ def evaluate_run(
         num_threads=config.train.loader_threads,
         progress=progress,
     )
+
+
+def held_out(
+    run: Path, config: RunConfig, root: Path, kind: LabelKind
+) -> tuple[Folder, list[Sample]]:
+    """The data folder of a run, and the images of it that the run evaluates on.
+
+    Raises:
+        DataError: The folder cannot be read, or images of the run are missing in it.
+    """
+    folder = read_folder(root, config.data, kind)
+    split = split_samples(
+        folder.samples, config.data, root, seed=config.train.seed, listed=folder.listed
+    )
+    record = run / RECORD_FILE
+    if not record.exists():
+        return folder, split[1]
+    # A file added since would draw another split, with images that the run trained on.
+    return folder, compare_with_record(record, folder.samples, *split).val
 
 
 def _has_images_of_run(root: Path, data: DataConfig, kind: LabelKind, record: Path) -> bool:
