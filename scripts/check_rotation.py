@@ -13,8 +13,9 @@ import argparse
 
 import numpy as np
 
-from anysize.check.turned import CLEAR, SUSPECTED, Agreement, compare_edges, says, stand_upright
+from anysize.check.turned import CLEAR, SUSPECTED, Agreement, compare_edges, says
 from anysize.demo import read_world
+from anysize.images.opening import stand_upright
 
 INVERSE = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
 MOST_OF_ONE_CLASS = 0.98

@@ -80,7 +80,8 @@ class DataConfig:
             or "polygons" (Ultralytics). "auto" tells by several files.
         mask_pattern: How masks are named: "{stem}_mask" pairs `a.jpg` with `a_mask.png`.
         mask_orientation: Whether a mask's own EXIF orientation is applied: "apply", "ignore", or
-            "auto", which applies it where the image's size shows that, and else asks.
+            "auto", which applies it where the image's size shows that, and else asks. For shapes it
+            is their image's orientation.
         ids: What values of masks mean, a class or "ignore": `{0 = "ignore", 7 = "road"}`; empty
             where they are the ids of `classes.toml`.
         images: Folder of images, relative to `root`; empty is that of the layout.

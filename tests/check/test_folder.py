@@ -13,10 +13,11 @@ from anysize.check.budget import require_fit, require_labels
 from anysize.check.findings import FIXES
 from anysize.check.folder import check_data, folder_config
 from anysize.check.report import describe_report, report_json
-from anysize.check.turned import compare_edges, stand_upright
+from anysize.check.turned import compare_edges
 from anysize.config import PlanConfig
 from anysize.data.samples import decode_image, decode_mask
 from anysize.errors import DataError
+from anysize.images.opening import stand_upright
 
 # pycocotools 2.0.11 under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
@@ -771,6 +772,7 @@ def test_json_holds_everything(tmp_path):
         "findings",
         "fixes",
         "brightest_of_16_bits",
+        "objects",
         "classes",
         "splits",
         "sizes",

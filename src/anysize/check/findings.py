@@ -16,6 +16,7 @@ from anysize.config import RunConfig
 from anysize.data.classes import Classes
 from anysize.data.reading import Sample
 from anysize.data.samples import Folder
+from anysize.data.shapes import Objects
 from anysize.faults import Fault
 from anysize.geometry import Size
 
@@ -41,6 +42,7 @@ FIXES = {
     "duplicate": "take the image out of one of the lists, or scores flatter the net",
     "never": "add images of the class, or take it out of the classes",
     "dark": "set pixels.white to what the brightest pixel can be, such as 4095 for 12 bits",
+    "left_out": "look at them; correct the annotation where the object matters",
     "all_ignored": "label the mask, or remove the pair: it teaches nothing",
     "one_class": "look at it: empty exports of labelling tools look so",
 }
@@ -134,6 +136,7 @@ class Seen:
         counts: Pixels of each label value, `[256]` or `[k, 256]`; None where it cannot be read.
         brightest: Value in an image of 16 bits; None for other images.
         turn: Whether the mask may lie turned.
+        objects: How many were drawn, where labels are drawn from shapes.
         findings: What is wrong with its files.
     """
 
@@ -142,6 +145,7 @@ class Seen:
     counts: NDArray[np.int64] | None
     brightest: int | None
     turn: Turn | None
+    objects: Objects | None = None
     findings: tuple[Finding, ...] = ()
 
     def mask_paths(self, num_planes: int) -> list[Path]:
@@ -179,6 +183,15 @@ class Report:
         """Of all images whose headers can be read, smallest first."""
         samples = [*self.folder.samples, *self.folder.refused]
         return sorted((s.size for s in samples), key=lambda size: (size.pixels, size))
+
+    @cached_property
+    def objects(self) -> Objects | None:
+        """Those of all images; None where labels are masks."""
+        found = [seen.objects for seen in self.seen.values() if seen.objects is not None]
+        if not found:
+            return None
+        left_out = tuple(entry for objects in found for entry in objects.left_out)
+        return Objects(sum(o.drawn for o in found), sum(o.cut for o in found), left_out)
 
     @cached_property
     def brightest(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from anysize.check.turned import turn_of
 from anysize.config import RunConfig
 from anysize.data.classes import Classes
 from anysize.data.mask_files import read_mask_header
-from anysize.data.masks import decode_mask
+from anysize.data.masks import decode_labels, decode_mask
 from anysize.data.reading import Sample
 from anysize.data.samples import Folder
+from anysize.data.shapes import Objects, listed
 from anysize.faults import FaultError
 from anysize.geometry import Size
 from anysize.images.decode import decode_image
@@ -48,7 +50,7 @@ class Look:
     def _seen(self, sample: Sample) -> Seen:
         findings: list[Finding] = []
         checksum, counts, brightest, turn = None, None, None, None
-        image, labels = None, None
+        image, labels, objects = None, None, None
         try:
             image = decode_image(sample.image, len(self.pixels.mean), self.pixels.float_range)
             brightest = int(image.max()) if image.dtype == np.uint16 else None
@@ -59,8 +61,9 @@ class Look:
             findings += _mask_faults(sample, self.classes)
         else:
             try:
-                labels = decode_mask(sample, self.classes)
+                labels, objects = decode_labels(sample, self.classes)
                 counts = _count(labels)
+                findings += _left_out(sample, objects)
             except FaultError as error:
                 # The first of its files with a fault; the others are asked one by one.
                 several = len(sample.masks) > 1
@@ -74,6 +77,7 @@ class Look:
             counts=counts,
             brightest=brightest,
             turn=turn,
+            objects=objects,
             findings=tuple(findings),
         )
 
@@ -94,6 +98,20 @@ def _mask_faults(sample: Sample, classes: Classes) -> list[Finding]:
         except FaultError as error:
             faults.append(of_fault(error.fault))
     return faults
+
+
+def _left_out(sample: Sample, objects: Objects | None) -> Iterator[Finding]:
+    if objects is not None and objects.left_out:
+        path = sample.masks[0] if sample.masks else sample.encoding.file or sample.image
+        counts = Counter(entry.why for entry in objects.left_out)
+        yield Finding(
+            kind="left_out",
+            severity="warning",
+            path=path,
+            message=f"{path} is read for image {sample.image} without {len(objects.left_out)} "
+            f"objects or parts: {listed(objects.left_out)}.",
+            found=tuple(counts.items()),
+        )
 
 
 def mask_size(sample: Sample) -> Size:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from anysize.check.findings import FIXES, Finding, Report
+from anysize.data.shapes import Objects
 
 MOST_SHOWN = 10
 """Files of a kind that the console names; the JSON file names all."""
@@ -28,6 +29,8 @@ def describe_report(report: Report) -> str:
             f"Images of 16 bits: the brightest pixel is {report.brightest}, "
             f"{report.brightest / white:.1%} of pixels.white ({white})"
         )
+    if report.objects is not None:
+        lines.append(_describe_objects(report.objects))
     lines += _describe_splits(report)
     for severity in ("fault", "warning"):
         by_kind: dict[str, list[Finding]] = defaultdict(list)
@@ -56,6 +59,15 @@ def describe_report(report: Report) -> str:
 
 def _count_of(number: int, what: str) -> str:
     return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+
+
+def _describe_objects(objects: Objects) -> str:
+    said = f"Objects: {objects.drawn} drawn"
+    if objects.cut:
+        said += f", {objects.cut} of them cut at the border of their image"
+    if objects.left_out:
+        said += f"; {len(objects.left_out)} objects or parts left out"
+    return said
 
 
 def _describe_splits(report: Report) -> Iterator[str]:
@@ -110,6 +122,13 @@ def report_json(report: Report) -> dict[str, Any]:
             if any(f.kind == kind for f in report.findings)
         },
         "brightest_of_16_bits": report.brightest,
+        "objects": None
+        if report.objects is None
+        else {
+            "drawn": report.objects.drawn,
+            "cut": report.objects.cut,
+            "left_out": dict(Counter(entry.why for entry in report.objects.left_out)),
+        },
         "classes": list(folder.classes.names),
         "splits": {
             where: {

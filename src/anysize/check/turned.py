@@ -21,10 +21,9 @@ from anysize.data.classes import Classes
 from anysize.data.masks import decode_mask
 from anysize.data.reading import Sample
 from anysize.faults import FaultError
-from anysize.geometry import Size
 from anysize.images.formats import format_by_suffix
 from anysize.images.headers import read_frame
-from anysize.images.opening import Pixels, upright
+from anysize.images.opening import Pixels, stand_upright
 
 MIN_BORDER = 100
 """Border pixels that each way must have of its own; fewer say nothing."""
@@ -58,14 +57,15 @@ def labels_turned(
 
     Shapes have no size of their own, so they are drawn again at that of the stored image.
     """
-    if orientation < 5 or sample.size.height == sample.size.width:
-        return stand_upright(labels, orientation)
-    if sample.encoding.kind not in {"labelme", "coco", "polygons"}:
+    if sample.encoding.kind in {"labelme", "coco", "polygons"}:
+        if sample.encoding.orientation != "auto":
+            return None
+        encoding = replace(sample.encoding, orientation="apply")
+        with contextlib.suppress(FaultError):
+            return decode_mask(replace(sample, encoding=encoding), classes)
         return None
-    stored = Size(sample.size.width, sample.size.height)
-    with contextlib.suppress(FaultError):
-        return stand_upright(decode_mask(replace(sample, size=stored), classes), orientation)
-    return None
+    square = sample.size.height == sample.size.width
+    return stand_upright(labels, orientation) if orientation < 5 or square else None
 
 
 def _own_orientation(path: Path) -> int:
@@ -90,12 +90,6 @@ class Agreement(NamedTuple):
 
     turned: float
     over_chance: float
-
-
-def stand_upright(labels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turns `[..., h, w]` from the frame of the stored image to that of the upright one."""
-    turned = upright(np.moveaxis(labels, (-2, -1), (0, 1)), orientation)
-    return np.ascontiguousarray(np.moveaxis(turned, (0, 1), (-2, -1)))
 
 
 def compare_edges(

@@ -6,10 +6,11 @@ import json
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from anysize.errors import DataError, first_names
 from anysize.faults import Fault, FaultError
+from anysize.geometry import Size
 from anysize.images.formats import (
     IMAGE_SUFFIXES,
     PICTURE_SUFFIXES,
@@ -17,6 +18,8 @@ from anysize.images.formats import (
     format_by_suffix,
     is_hidden,
 )
+
+T = TypeVar("T")
 
 MAX_FILE_BYTES = 256 << 20
 """Of a LabelMe file, which may hold its image; other files of one image are far smaller."""
@@ -103,10 +106,10 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def some_of(paths: Sequence[Path]) -> list[Path]:
-    """Up to `NUM_FILES` of the files, spread evenly."""
-    num = min(NUM_FILES, len(paths))
-    return [paths[i * len(paths) // num] for i in range(num)]
+def some_of(files: Sequence[T]) -> list[T]:
+    """Up to `NUM_FILES` of them, spread evenly."""
+    num = min(NUM_FILES, len(files))
+    return [files[i * len(files) // num] for i in range(num)]
 
 
 def unpaired_image(image: Path, mask: Path | str) -> Fault:
@@ -155,6 +158,53 @@ def read_lines(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"The list {path} cannot be read: {error}.") from None
     return [composed(line.strip()) for line in lines if line.strip()]
+
+
+def whole_number(value: object, what: str) -> int | None:
+    """A whole number as people write it: 96, 96.0 or "96"; None where there is none.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if value is None:
+        return None
+    if type(value) is int:
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.strip().isascii() and len(value) < 20:
+        text = value.strip().removesuffix(".0")
+        if text.removeprefix("-").isdigit():
+            return int(text)
+    raise ValueError(f"{what} is {str(value)[:80]!r}, which is not a whole number")
+
+
+def yes_or_no(value: object, what: str) -> bool:
+    """A truth as people write it: true, 1, 1.0, "1" or "true"; no where there is none.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    text = str(value).strip().lower()
+    if value is None or text in {"", "0", "0.0", "false"}:
+        return False
+    if text in {"1", "1.0", "true"}:
+        return True
+    raise ValueError(f"{what} is {text[:80]!r}, which is neither 0 nor 1")
+
+
+def size_of(height: object, width: object) -> Size | None:
+    """An image's size as a file of labels has it; None where it has none, or only half of it.
+
+    Raises:
+        ValueError: One of the two is not a whole number, or not positive.
+    """
+    rows, columns = whole_number(height, "the height"), whole_number(width, "the width")
+    if rows is None or columns is None:
+        return None
+    if min(rows, columns) < 1:
+        raise ValueError(f"the image's height is {height!r} and its width {width!r}")
+    return Size(rows, columns)
 
 
 def keys_of(path: Path) -> set[str]:

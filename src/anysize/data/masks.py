@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tokenize
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from anysize.config import LabelKind
+from anysize.config import LabelKind, MaskKind
 from anysize.data.classes import Classes
 from anysize.data.formats.coco import coco_shapes
 from anysize.data.formats.labelme import labelme_shapes
@@ -23,13 +25,13 @@ from anysize.data.mask_files import (
     read_mask_pixels,
 )
 from anysize.data.reading import STACK_SUFFIXES, Sample
-from anysize.data.shapes import paint
+from anysize.data.shapes import Objects, Shapes, paint
 from anysize.errors import first_names
 from anysize.faults import MOST_LISTED, FaultError
 from anysize.geometry import Size
 from anysize.images.decode import size_fault
 from anysize.images.headers import ORIENTATION
-from anysize.images.opening import opened, readable
+from anysize.images.opening import opened, readable, stand_upright
 
 
 def label_kind(sample: Sample, classes: Classes) -> LabelKind:
@@ -44,7 +46,7 @@ def label_kind(sample: Sample, classes: Classes) -> LabelKind:
 
 
 def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
-    """Decodes a sample's labels.
+    """Decodes a sample's labels; see `decode_labels`.
 
     Returns:
         multiclass: `[h, w]`, class ids and `ignore_index`.
@@ -55,39 +57,60 @@ def decode_mask(sample: Sample, classes: Classes) -> NDArray[np.uint8]:
             with values, colours or names that are no classes'; these are listed with their counts.
         DataError: A library that the encoding needs is not installed.
     """
+    return decode_labels(sample, classes).values
+
+
+def decode_labels(sample: Sample, classes: Classes) -> Labels:
+    """Decodes a sample's labels, and counts its objects.
+
+    Raises:
+        FaultError, DataError: As `decode_mask`.
+    """
     kind = label_kind(sample, classes)
+    planes: Sequence[NDArray[np.uint8]]
     match sample.encoding.kind:
         case "labelme" | "coco" | "polygons":
             return _decode_shapes(sample, classes, kind)
         case "colours":
-            return _decode_colours(sample, classes)
+            return Labels(_decode_colours(sample, classes), None)
         case "stack":
-            return _decode_stack(sample, classes, len(classes.names), binary=False)
+            stack = _decode_stack(sample, classes, len(classes.names), binary=False)
+            return Labels(stack, None)
         case "binary" if is_stack(sample.masks[0]) and _has_pages(sample.masks[0]):
-            return _decode_stack(sample, classes, len(classes.names), binary=True)
+            stack = _decode_stack(sample, classes, len(classes.names), binary=True)
+            return Labels(stack, None)
         case "binary":
             planes = [_binary(_whole_numbers(p, sample), p) for p in sample.masks]
         case "index" | "folders":
             table = value_table(classes, kind, sample.encoding.lookup)
             planes = [_to_labels(_whole_numbers(p, sample), table, p) for p in sample.masks]
-    return np.stack(planes) if kind == "multilabel" else planes[0]
+    return Labels(np.stack(planes) if kind == "multilabel" else planes[0], None)
 
 
-def _decode_shapes(sample: Sample, classes: Classes, kind: LabelKind) -> NDArray[np.uint8]:
-    encoding, size = sample.encoding, sample.size
-    if encoding.kind == "coco":
-        assert encoding.file is not None
-        shapes = coco_shapes(sample.annotations, encoding.categories, encoding.file, size, classes)
-    elif encoding.kind == "labelme":
-        shapes = labelme_shapes(sample.masks[0], sample.image, size, classes)
-    else:
-        # An image without a file has no objects, by Ultralytics' rule.
-        shapes = [
-            shape
-            for path in sample.masks
-            for shape in polygon_shapes(path, encoding.categories, size, classes)
-        ]
-    return paint(shapes, size, classes, kind)
+def _decode_shapes(sample: Sample, classes: Classes, kind: LabelKind) -> Labels:
+    read = _SHAPES[sample.encoding.kind]
+    shapes = read(sample, classes)
+    labels = paint(shapes.drawn, shapes.frame.stored, classes, kind)
+    return Labels(stand_upright(labels, shapes.frame.orientation), shapes.objects)
+
+
+_SHAPES: dict[MaskKind, Callable[[Sample, Classes], Shapes]] = {
+    "coco": coco_shapes,
+    "labelme": labelme_shapes,
+    "polygons": polygon_shapes,
+}
+
+
+class Labels(NamedTuple):
+    """What `decode_labels` gives.
+
+    Attributes:
+        values: As of `decode_mask`.
+        objects: How they were taken, where labels are drawn from shapes.
+    """
+
+    values: NDArray[np.uint8]
+    objects: Objects | None
 
 
 # One mask

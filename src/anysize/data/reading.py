@@ -102,7 +102,7 @@ class Encoding:
         kind: See `DataConfig.masks`.
         labels: What they become; None tells by the number of masks.
         lookup: The label of each of 256 values; empty where the classes say what values mean.
-        orientation: See `DataConfig.mask_orientation`.
+        orientation: See `DataConfig.mask_orientation`; for shapes it is their image's.
         file: The COCO file.
         categories: Names of the ids that shapes have, for "coco" and "polygons".
     """
@@ -112,7 +112,7 @@ class Encoding:
     lookup: tuple[int, ...] = ()
     orientation: Literal["auto", "apply", "ignore"] = "auto"
     file: Path | None = None
-    categories: Mapping[int, str] = field(default_factory=dict[int, str])
+    categories: Mapping[int | str, str] = field(default_factory=dict[int | str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +127,7 @@ class Sample:
         size: Of the image with its EXIF orientation applied, and of the masks.
         encoding: How the labels are stored.
         annotations: Those of this image in a COCO file.
+        claimed: Size of the image as a COCO file has it.
     """
 
     stem: str
@@ -135,6 +136,7 @@ class Sample:
     size: Size
     encoding: Encoding = Encoding()
     annotations: tuple[Mapping[str, Any], ...] = ()
+    claimed: Size | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

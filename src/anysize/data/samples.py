@@ -25,6 +25,7 @@ from anysize.data.classes import Classes, background_id, read_classes, with_ids
 from anysize.data.detect import Detected, detect_masks
 from anysize.data.files import files_below, read_lines
 from anysize.data.formats.cityscapes import cityscapes_folders, read_cityscapes
+from anysize.data.formats.coco import coco_frame
 from anysize.data.formats.own import mask_folders, read_own, stray_class_folders
 from anysize.data.formats.ultralytics import read_ultralytics
 from anysize.data.formats.voc import read_voc
@@ -41,7 +42,7 @@ from anysize.data.reading import (
 )
 from anysize.errors import DataError
 from anysize.faults import Fault, FaultError, listing
-from anysize.images.decode import EIGHT_BIT_MODES, decode_image, size_fault
+from anysize.images.decode import EIGHT_BIT_MODES, decode_image
 from anysize.images.formats import IMAGE_SUFFIXES, LABEL_SUFFIXES
 from anysize.images.headers import read_sizes, unreadable
 
@@ -275,6 +276,7 @@ def _samples(
             size=size,
             encoding=encodings.setdefault(pair.file, dataclasses.replace(encoding, file=pair.file)),
             annotations=pair.annotations,
+            claimed=pair.claimed,
         )
         own = _header_faults(sample, pair, headers)
         faults += own
@@ -286,11 +288,11 @@ def _header_faults(
     sample: Sample, pair: Pair, headers: Mapping[Path, MaskHeader | Fault]
 ) -> list[Fault]:
     encoding, faults = sample.encoding, list[Fault]()
-    claimed = pair.claimed
-    if encoding.file is not None and claimed is not None and claimed != sample.size:
-        what = f"the image that {encoding.file} was drawn over"
-        error = size_fault(what, sample.image, claimed, sample.image, sample.size)
-        faults.append(error.fault)
+    if encoding.kind == "coco" and pair.claimed not in (None, sample.size):
+        try:
+            coco_frame(sample)
+        except FaultError as error:
+            faults.append(error.fault)
     for path in sample.masks:
         header = headers.get(path)
         if isinstance(header, Fault):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,17 @@ from PIL import Image, ImageDraw
 
 from anysize.config import LabelKind
 from anysize.data.classes import BACKGROUND_NAMES, Classes, background_id
+from anysize.data.files import composed
+from anysize.errors import first_names
 from anysize.faults import FaultError
 from anysize.geometry import Size
-from anysize.images.headers import DECODER_ERRORS
+from anysize.images.headers import DECODER_ERRORS, Frame
 
 MAX_SHAPES = 100_000
 """Shapes of one image; COCO's fullest image has 93, an aerial photograph some thousands."""
+
+TOLERANCE = 1.0
+"""Pixels by which corners may lie outside their image, as tools round them, without a word."""
 
 MAX_EDGE_ROWS = 200_000_000
 """Edges of a polygon times the rows that it covers: what Pillow looks at to fill it."""
@@ -84,22 +89,58 @@ def _draw(plane: Image.Image, shape: Outline | Bitmap, value: int) -> None:
             draw.ellipse(((x - r, y - r), (x + r, y + r)), fill=value, outline=value)
 
 
-def check_points(points: NDArray[np.float64], size: Size) -> None:
-    """Holds the points `[n, 2]` of x and y against the image that they are drawn in.
+def as_points(value: object) -> NDArray[np.float64]:
+    """Points `[n, 2]` of x and y, from pairs of numbers or from one list of both by turns.
 
     Raises:
-        ValueError: One is not finite or lies further outside than the image is large, or there are
-            more than could be drawn in a second.
+        ValueError: They are something else, or one is not finite.
     """
+    try:
+        points = np.array(value, np.float64) if isinstance(value, list) else np.empty(0)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError("has points that are no pairs of numbers") from None
+    if not points.size:
+        raise ValueError("has no points")
+    if points.size % 2 or points.ndim > 2 or (points.ndim == 2 and points.shape[-1] != 2):
+        raise ValueError("has points that are no pairs of numbers")
+    points = points.reshape(-1, 2)
     if not np.isfinite(points).all():
-        raise ValueError("a point is not finite")
-    extent = np.array([size.width, size.height])
-    if (points < -extent).any() or (points > 2 * extent).any():
-        raise ValueError(f"a point lies far outside the image of {size}")
+        raise ValueError("has a point that is not finite")
+    return points
+
+
+def is_cut(outline: Outline, size: Size) -> bool:
+    """Holds an outline against the image that it is drawn in; whether it reaches out of it.
+
+    Raises:
+        ValueError: It lies outside the image, reaches further out than the image is large, covers
+            nothing, or has more points than could be drawn in a second.
+    """
+    points, extent = outline.points, np.array([size.width, size.height])
+    low, high = points.min(0), points.max(0)
+    if outline.form == "circle":
+        radius = float(np.linalg.norm(points[1] - points[0]))
+        low, high = points[0] - radius, points[0] + radius
+    if (high < 0).any() or (low > extent).any():
+        raise ValueError(f"lies outside the image of {size}")
+    if (low < -extent).any() or (high > 2 * extent).any():
+        raise ValueError(f"reaches far outside the image of {size}")
+    check_effort(points, size)
+    if not (area(points) if outline.form == "polygon" else np.ptp(points, axis=0).any()):
+        raise ValueError("covers nothing")
+    return bool((low < -TOLERANCE).any() or (high > extent + TOLERANCE).any())
+
+
+def check_effort(points: NDArray[np.float64], size: Size) -> None:
+    """Holds the work of drawing a polygon against the image.
+
+    Raises:
+        ValueError: It has more points than could be drawn in a second.
+    """
     rows = np.ptp(points[:, 1]) + 1
     steps = np.abs(np.diff(points, axis=0, append=points[:1])).max(1, initial=0).sum()
     if len(points) * rows > MAX_EDGE_ROWS or steps > 16 * size.pixels + 1_000_000:
-        raise ValueError(f"an outline of {len(points)} points, too many for an image of {size}")
+        raise ValueError(f"has {len(points)} points, too many for an image of {size}")
 
 
 def check_total(num_pixels: int, size: Size) -> None:
@@ -120,8 +161,9 @@ def area(points: NDArray[np.float64]) -> float:
 
 def class_of(label: str, classes: Classes) -> int | None:
     """The class that a label names; any name of the background stands for the class of it."""
-    if label in classes.names:
-        return classes.names.index(label)
+    for name in (label, composed(label)):
+        if name in classes.names:
+            return classes.names.index(name)
     return background_id(classes) if label.lower() in BACKGROUND_NAMES else None
 
 
@@ -144,7 +186,7 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except (*DECODER_ERRORS, OverflowError, RecursionError) as error:
         raise FaultError(
-            "shapes", path, f"{path} does not hold: {error}. Correct it, or remove it."
+            "shapes", path, f"{path} is invalid: {error}. Correct it, or remove it."
         ) from None
 
 
@@ -183,4 +225,64 @@ class Bitmap:
     inside: NDArray[np.bool_]
 
 
-Shapes = list[Outline | Bitmap]
+class LeftOut(NamedTuple):
+    """An object, or a ring of one, that is not drawn.
+
+    Attributes:
+        which: In words, such as "annotation 7".
+        why: Goes on from `which`: "lies outside the image".
+        harmless: Whether it has no area by its kind, as a line has none, so that nothing is lost.
+    """
+
+    which: str
+    why: str
+    harmless: bool = False
+
+
+class Objects(NamedTuple):
+    """How the objects of an image were taken.
+
+    Attributes:
+        drawn: How many are drawn, cut or not.
+        cut: How many of them reach out of the image.
+        left_out: What is not drawn.
+    """
+
+    drawn: int
+    cut: int
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """The objects of an image, as the reader of a format finds them.
+
+    Attributes:
+        drawn: In the order in which they are painted.
+        frame: Size and orientation of the image that they are painted over.
+        objects: How many these are, and what is left out.
+    """
+
+    drawn: tuple[Outline | Bitmap, ...]
+    frame: Frame
+    objects: Objects
+
+
+def shapes_of(
+    drawn: Sequence[Outline | Bitmap], num_cut: int, left_out: Sequence[LeftOut], frame: Frame
+) -> Shapes:
+    """Puts an image's objects together.
+
+    Raises:
+        ValueError: None of them can be drawn, so that the image would count as empty.
+    """
+    faulty = [entry for entry in left_out if not entry.harmless]
+    if faulty and not drawn:
+        raise ValueError(f"none of its objects can be drawn: {listed(faulty)}")
+    objects = Objects(len(drawn), num_cut, tuple(left_out))
+    return Shapes(drawn=tuple(drawn), frame=frame, objects=objects)
+
+
+def listed(left_out: Sequence[LeftOut]) -> str:
+    """What is left out, and why, in a sentence."""
+    return first_names([f"{entry.which} {entry.why}" for entry in left_out], 5)

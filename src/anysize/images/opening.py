@@ -75,3 +75,9 @@ def upright(pixels: NDArray[Value], orientation: int) -> NDArray[Value]:
         case _:
             pass
     return np.ascontiguousarray(pixels)
+
+
+def stand_upright(labels: NDArray[Value], orientation: int) -> NDArray[Value]:
+    """Turns `[..., h, w]` from the frame of the stored image to that of the upright one."""
+    turned = upright(np.moveaxis(labels, (-2, -1), (0, 1)), orientation)
+    return np.ascontiguousarray(np.moveaxis(turned, (0, 1), (-2, -1)))

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.data.formats.drawn import CLASSES, NO_BACKGROUND, SIZE, box, fault_of, filled
 
 from anysize.data.classes import named_classes
-from anysize.data.masks import decode_mask
+from anysize.data.masks import decode_labels, decode_mask
 from anysize.data.reading import Encoding, Sample
 
 
@@ -114,25 +114,23 @@ def test_a_file_that_does_not_tell_the_size(tmp_path):
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        (None, "no list of objects"),
-        ([1], "no list of objects"),
-        ([shape("cat", [[1, 1], [2, 2]])], "a polygon has 2 points"),
-        ([shape("cat", [[1, 1]], "rectangle")], "a rectangle has 1 points"),
-        ([shape("cat", [[1, 1], [2, 2]], "line")], "'line', which has no area"),
-        ([shape("cat", [[1, 1]], "point")], "'point', which has no area"),
+        (None, "is not a list of objects"),
+        ([1], "is not a list of objects"),
+        ([shape("cat", [[1, 1], [2, 2]])], "is a polygon of 2 points"),
+        ([shape("cat", [[1, 1]], "rectangle")], "is a rectangle of 1 points"),
         ([shape("cat", [])], "has no points"),
         ([shape("cat", None)], "has no points"),
         ([shape("cat", [[1, 2, 3]])], "no pairs"),
-        ([shape("cat", [["x", "y"]] * 3)], "could not convert"),
-        ([shape("cat", [[1, 2], [3]])], "inhomogeneous"),
+        ([shape("cat", [["x", "y"]] * 3)], "no pairs of numbers"),
+        ([shape("cat", [[1, 2], [3]])], "no pairs of numbers"),
         ([shape("cat", [[0, 0], [1e999, 0], [1, 1]])], "not finite"),
         ([shape("cat", [[0, 0], [1e9, 0], [1, 1]])], "far outside"),
         ([shape("cat", [[i % 2 * 15, i % 12] for i in range(200_000)])], "200000 points, too many"),
         ([shape("cat", [[0, 0], [99, 0]], "circle")], "far outside"),
-        ([shape("cat", [[0, 0], [1, 1]], "mask")], "needs two corners and an image"),
+        ([shape("cat", [[0, 0], [1, 1]], "mask")], "without two corners and an image"),
         ([shape("cat", [[0, 0], [1, 1]], "mask", mask="?")], "cannot be read"),
         ([shape("cat", [[0, 0], [1, 1]], "mask", mask="AAAA")], "cannot identify"),
-        ([shape("cat", [[0, 0], [16, 1]], "mask", mask="AAAA")], "outside the image"),
+        ([shape("cat", [[0, 0], [1 << 30, 1]], "mask", mask="AAAA")], "without two corners"),
     ],
 )
 def test_shapes_that_do_not_hold(tmp_path, shapes, says):
@@ -149,3 +147,55 @@ def test_text_that_is_no_json_object(tmp_path, text):
     sample = labelme(tmp_path / "a.json", [])
     sample.masks[0].write_text(text, encoding="latin-1")
     assert fault_of(sample).kind == "unreadable"
+
+
+def test_lines_and_points_are_left_out_and_counted(tmp_path):
+    shapes = [
+        shape("cat", [[1, 1], [2, 2]], "line"),
+        shape("cat", [[1, 1]], "point"),
+        shape("dog", box(4, 5, 9, 12)),
+        shape("dog", box(40, 50, 60, 60)),
+        shape("cat", box(10, 14, 20, 20)),
+        shape("cat", [[1, 1], [1, 1]], "rectangle"),
+        shape("cat", [[1, 1], [2, 2]], "star"),
+    ]
+    labels, objects = decode_labels(labelme(tmp_path / "a.json", shapes), CLASSES)
+    np.testing.assert_array_equal(labels, filled((4, 5, 9, 12, 2), (10, 14, 11, 15, 1)))
+    assert (objects.drawn, objects.cut) == (2, 1)
+    assert sorted(f"{which} {why}" for which, why, _ in objects.left_out) == [
+        "shape 1 ('cat') is a line, which has no area",
+        "shape 2 ('cat') is a point, which has no area",
+        "shape 4 ('dog') lies outside the image of 12x16",
+        "shape 6 ('cat') covers nothing",
+        "shape 7 ('cat') is a 'star', which is not known",
+    ]
+    only = labelme(tmp_path / "a.json", shapes[:2])
+    assert not decode_mask(only, CLASSES).any()
+    assert "none of its objects" in fault_of(labelme(tmp_path / "a.json", shapes[3:4])).message
+
+
+@pytest.mark.parametrize("extent", [(12.0, "16"), ("12", 16), (None, None)])
+def test_extents_however_they_are_written(tmp_path, extent):
+    more = {"imageHeight": extent[0], "imageWidth": extent[1]}
+    sample = labelme(tmp_path / "a.json", [shape("cat", box(1, 1, 6, 8))], **more)
+    np.testing.assert_array_equal(decode_mask(sample, CLASSES), filled((1, 1, 6, 8, 1)))
+
+
+@pytest.mark.parametrize("extent", [(13.0, "16"), ("12", 17)])
+def test_extents_of_another_image_however_they_are_written(tmp_path, extent):
+    more = {"imageHeight": extent[0], "imageWidth": extent[1]}
+    assert fault_of(labelme(tmp_path / "a.json", [], **more)).kind == "size"
+
+
+def test_masks_partly_outside_are_cut(tmp_path):
+    picture = io.BytesIO()
+    Image.new("1", (4, 3), 1).save(picture, "PNG")
+    text = base64.b64encode(picture.getvalue()).decode()
+    shapes = [
+        shape("cat", [[-2, -1], [1, 1]], "mask", mask=text),
+        shape("dog", [[14, 10], [17, 12]], "mask", mask=text),
+        shape("dog", [[30, 10], [33, 12]], "mask", mask=text),
+    ]
+    labels, objects = decode_labels(labelme(tmp_path / "a.json", shapes), CLASSES)
+    np.testing.assert_array_equal(labels, filled((0, 0, 1, 1, 1), (10, 14, 11, 15, 2)))
+    assert (objects.drawn, objects.cut, len(objects.left_out)) == (2, 2, 1)

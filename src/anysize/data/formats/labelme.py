@@ -7,8 +7,9 @@ import binascii
 import io
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +17,31 @@ from PIL import Image
 
 from anysize.config import DataConfig
 from anysize.data.classes import BACKGROUND_NAMES, IGNORE_NAME, NAME_LISTS, Classes, read_names
-from anysize.data.files import is_one_of, keys_of, read_json, some_of
+from anysize.data.files import is_one_of, keys_of, read_json, size_of, some_of
+from anysize.data.frames import Reach, frame_of
 from anysize.data.pairing import scan_flat
-from anysize.data.reading import Encoding, Reading
+from anysize.data.reading import Encoding, Reading, Sample
 from anysize.data.shapes import (
     MAX_SHAPES,
     Bitmap,
     LabelKind,
+    LeftOut,
     Outline,
     Shapes,
-    check_points,
+    as_points,
     check_total,
     class_of,
+    is_cut,
     naming,
+    shapes_of,
     unknown_labels,
 )
 from anysize.errors import DataError
 from anysize.faults import FaultError
 from anysize.geometry import Size
-from anysize.images.decode import size_fault
+from anysize.images.headers import DECODER_ERRORS, check_not_a_bomb
+
+_WITHOUT_AREA = {"line", "linestrip", "point", "points"}
 
 
 def read_labelme(
@@ -96,31 +103,54 @@ def labelme_files(folder: Path) -> list[Path]:
     return files if any("shapes" in keys_of(p) for p in some_of(files)) else []
 
 
-def labelme_shapes(path: Path, image: Path, size: Size, classes: Classes) -> Shapes:
-    """The shapes of a LabelMe file, in its order.
+def labelme_shapes(sample: Sample, classes: Classes) -> Shapes:
+    """The objects of a LabelMe file, in its order.
 
     Raises:
-        FaultError: The file does not hold, is of an image of another size, or names a label that
-            is no class.
+        FaultError: The file is invalid, is of another image, names a label that is no class, or
+            none of its objects can be drawn.
     """
+    (path,) = sample.masks
     table = read_json(path)
-    _check_labelme_size(table, path, image, size)
-    shapes: Shapes = []
     unknown: dict[str, int] = {}
-    total = 0
+    found: list[tuple[str, Outline | Bitmap]] = []
+    left_out: list[LeftOut] = []
     with naming(path):
-        for entry in labelme_entries(table):
+        for number, entry in enumerate(labelme_entries(table), start=1):
             label = entry.get("label")
             class_id = class_of(label, classes) if isinstance(label, str) else None
             if label != IGNORE_NAME and class_id is None:
                 unknown[str(label)] = unknown.get(str(label), 0) + 1
                 continue
-            shapes.append(_labelme_shape(entry, class_id, size))
-            total += shapes[-1].inside.size if isinstance(shapes[-1], Bitmap) else 0
-            check_total(total, size)
-    if unknown:
-        raise unknown_labels(path, unknown, classes)
-    return shapes
+            which = f"shape {number} ({label!r})"
+            form = entry.get("shape_type") or "polygon"
+            if form in _WITHOUT_AREA:
+                left_out.append(LeftOut(which, f"is a {form}, which has no area", harmless=True))
+                continue
+            try:
+                found.append((which, _labelme_shape(entry, form, class_id)))
+            except DECODER_ERRORS as error:
+                left_out.append(LeftOut(which, str(error)))
+        if unknown:
+            raise unknown_labels(path, unknown, classes)
+        claimed = size_of(table.get("imageHeight"), table.get("imageWidth"))
+        frame = frame_of(sample, claimed, [_reach(shape) for _, shape in found], path)
+        drawn: list[Outline | Bitmap] = []
+        num_cut = total = 0
+        for which, shape in found:
+            try:
+                if isinstance(shape, Bitmap):
+                    kept, cut = _within(shape, frame.stored)
+                    total += kept.inside.size
+                else:
+                    kept, cut = shape, is_cut(shape, frame.stored)
+            except ValueError as error:
+                left_out.append(LeftOut(which, str(error)))
+                continue
+            check_total(total, frame.stored)
+            drawn.append(kept)
+            num_cut += cut
+        return shapes_of(drawn, num_cut, left_out, frame)
 
 
 def labelme_entries(table: dict[str, Any]) -> list[dict[str, Any]]:
@@ -133,64 +163,69 @@ def labelme_entries(table: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(entries, list) or not all(
         isinstance(e, dict) for e in cast("list[object]", entries)
     ):
-        raise ValueError("`shapes` is no list of objects")
+        raise ValueError("`shapes` is not a list of objects")
     if len(cast("list[object]", entries)) > MAX_SHAPES:
         raise ValueError(f"it has more than {MAX_SHAPES} shapes")
     return cast("list[dict[str, Any]]", entries)
 
 
-def _check_labelme_size(table: dict[str, Any], path: Path, image: Path, size: Size) -> None:
-    height, width = table.get("imageHeight"), table.get("imageWidth")
-    if type(height) is int and type(width) is int and (height, width) != size:
-        what = f"the image that {path} was drawn over"
-        raise size_fault(what, path, Size(height, width), image, size)
-
-
-def _labelme_shape(entry: dict[str, Any], class_id: int | None, size: Size) -> Outline | Bitmap:
-    ignored = class_id is None
-    form = entry.get("shape_type") or "polygon"
-    points = _points(entry.get("points"))
-    check_points(points, size)
+def _labelme_shape(entry: dict[str, Any], form: object, class_id: int | None) -> Outline | Bitmap:
+    points = as_points(entry.get("points"))
     if form == "mask":
-        return _labelme_bitmap(entry.get("mask"), points, class_id, size)
+        return _labelme_bitmap(entry.get("mask"), points, class_id)
     if form in {"polygon", "oriented_rectangle"}:
         if len(points) < 3:
-            raise ValueError(f"a polygon has {len(points)} points")
+            raise ValueError(f"is a polygon of {len(points)} points, fewer than 3")
         form = "polygon"
     elif form in {"rectangle", "circle"}:
         if len(points) != 2:
-            raise ValueError(f"a {form} has {len(points)} points instead of 2")
+            raise ValueError(f"is a {form} of {len(points)} points instead of 2")
     else:
-        raise ValueError(
-            f"a shape is a {form!r}, which has no area; draw it as a polygon, or take it out"
-        )
-    return Outline(class_id=class_id, ignored=ignored, form=form, points=points)
+        raise ValueError(f"is a {form!r}, which is not known")
+    kind = cast("Literal['polygon', 'rectangle', 'circle']", form)
+    return Outline(class_id=class_id, ignored=class_id is None, form=kind, points=points)
 
 
-def _labelme_bitmap(
-    text: object, points: NDArray[np.float64], class_id: int | None, size: Size
-) -> Bitmap:
-    if len(points) != 2 or not isinstance(text, str):
-        raise ValueError("a mask needs two corners and an image")
+def _labelme_bitmap(text: object, points: NDArray[np.float64], class_id: int | None) -> Bitmap:
+    if len(points) != 2 or not isinstance(text, str) or np.abs(points).max() > 1 << 20:
+        raise ValueError("is a mask without two corners and an image")
     (left, top), (right, bottom) = points.astype(int).tolist()
-    extent = Size(bottom - top + 1, right - left + 1)
-    if top < 0 or left < 0 or bottom >= size.height or right >= size.width or min(extent) < 1:
-        raise ValueError(f"a mask from {points[0]} to {points[1]} lies outside the image")
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"the image of a mask cannot be read: {error}") from None
+        raise ValueError(f"is a mask whose image cannot be read: {error}") from None
     with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-        if picture.size != (extent.width, extent.height):
-            raise ValueError(f"a mask is {picture.height}x{picture.width}, its corners {extent}")
+        if picture.size != (right - left + 1, bottom - top + 1):
+            raise ValueError(
+                f"is a mask of {picture.height}x{picture.width} between corners for "
+                f"{bottom - top + 1}x{right - left + 1}"
+            )
+        check_not_a_bomb(Size(picture.height, picture.width))
         inside = np.array(picture.convert("L")) > 0
     return Bitmap(class_id=class_id, ignored=class_id is None, top=top, left=left, inside=inside)
 
 
-def _points(value: object) -> NDArray[np.float64]:
-    if not isinstance(value, list) or not value:
-        raise ValueError("a shape has no points")
-    points = np.array(value, np.float64)
-    if points.ndim != 2 or points.shape[1] != 2:
-        raise ValueError("the points of a shape are no pairs of x and y")
-    return points
+def _within(bitmap: Bitmap, size: Size) -> tuple[Bitmap, bool]:
+    """The part of a bitmap that lies in the image, and whether there is another.
+
+    Raises:
+        ValueError: None of it does, or it covers nothing.
+    """
+    height, width = bitmap.inside.shape
+    rows = slice(max(-bitmap.top, 0), max(min(height, size.height - bitmap.top), 0))
+    columns = slice(max(-bitmap.left, 0), max(min(width, size.width - bitmap.left), 0))
+    inside = bitmap.inside[rows, columns]
+    if not inside.any():
+        outside = bitmap.inside.any()
+        raise ValueError(f"lies outside the image of {size}" if outside else "covers no pixel")
+    top, left = max(bitmap.top, 0), max(bitmap.left, 0)
+    cut = inside.shape != bitmap.inside.shape
+    return replace(bitmap, top=top, left=left, inside=inside), cut
+
+
+def _reach(shape: Outline | Bitmap) -> Reach:
+    if isinstance(shape, Bitmap):
+        height, width = shape.inside.shape
+        return Reach(shape.top + height, shape.left + width)
+    right, bottom = shape.points.max(0).tolist()
+    return Reach(bottom, right)

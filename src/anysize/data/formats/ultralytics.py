@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anysize.config import DataConfig
 from anysize.data.classes import (
@@ -23,23 +23,30 @@ from anysize.data.files import (
     files_below,
     is_one_of,
     unpaired_mask,
+    whole_number,
 )
-from anysize.data.reading import Encoding, Pair, Pairs, Reading
+from anysize.data.frames import frame_of
+from anysize.data.reading import Encoding, Pair, Pairs, Reading, Sample
 from anysize.data.shapes import (
     MAX_SHAPES,
     LabelKind,
+    LeftOut,
     Outline,
     Shapes,
     area,
-    check_points,
+    as_points,
     class_of,
+    is_cut,
     naming,
+    shapes_of,
     unknown_labels,
 )
 from anysize.errors import DataError
 from anysize.faults import Fault
-from anysize.geometry import Size
 from anysize.images.formats import IMAGE_SUFFIXES
+
+MAX_SHARE = 16
+"""Of width or height that a corner may be at; a larger one is a number of pixels."""
 
 MAX_YAML_BYTES = 1 << 16
 """Names of a thousand classes take a third of it; PyYAML takes seconds for a megabyte."""
@@ -172,41 +179,75 @@ def ultralytics_names(root: Path) -> tuple[Classes, Path] | None:
     return named_classes(cast("list[str]", names), str(path)), path
 
 
-def polygon_shapes(
-    path: Path, categories: Mapping[int, str], size: Size, classes: Classes
-) -> Shapes:
+def polygon_shapes(sample: Sample, classes: Classes) -> Shapes:
     """The polygons of an Ultralytics file, from large to small.
 
     A line is a class and the corners, x and y by turns, as shares of the image's width and height.
+    An image without a file has no objects.
 
     Raises:
-        FaultError: The file does not hold.
+        FaultError: The file cannot be read, names a class that there is not, or none of its
+            polygons can be drawn.
     """
     unknown: dict[str, int] = {}
     found: list[tuple[float, Outline]] = []
+    left_out: list[LeftOut] = []
+    path = sample.masks[0] if sample.masks else sample.image
+    frame = frame_of(sample, None, (), path)
+    extent = (frame.stored.width, frame.stored.height)
+    num_cut = 0
     with naming(path):
-        if path.stat().st_size > MAX_FILE_BYTES >> 3:
-            raise ValueError("it is too large")
-        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-        if len(lines) > MAX_SHAPES:
-            raise ValueError(f"it has more than {MAX_SHAPES} lines")
-        for number, fields in enumerate(lines, start=1):
-            if not fields:
-                continue
-            if len(fields) == 5:
-                raise ValueError(f"line {number} is a box; segmentation needs polygons")
-            if len(fields) < 7 or len(fields) % 2 == 0:
-                raise ValueError(f"line {number} is no class and three or more corners")
-            name = categories.get(int(fields[0]), "")
+        for number, fields in _lines(path) if sample.masks else ():
+            which = f"line {number}"
+            class_number = whole_number(fields[0], f"the class in {which}")
+            name = sample.encoding.categories.get(-1 if class_number is None else class_number, "")
             class_id = class_of(name, classes)
             if class_id is None:
                 name = name or f"class {fields[0]}"
                 unknown[name] = unknown.get(name, 0) + 1
                 continue
-            points = np.array(fields[1:], np.float64).reshape(-1, 2) * (size.width, size.height)
-            check_points(points, size)
-            outline = Outline(class_id=class_id, ignored=False, form="polygon", points=points)
-            found.append((-area(points), outline))
-    if unknown:
-        raise unknown_labels(path, unknown, classes)
-    return [outline for _, outline in sorted(found, key=lambda f: f[0])]
+            try:
+                points = _corners(fields[1:]) * extent
+                outline = Outline(class_id=class_id, ignored=False, form="polygon", points=points)
+                num_cut += is_cut(outline, frame.stored)
+                found.append((-area(points), outline))
+            except ValueError as error:
+                left_out.append(LeftOut(which, str(error)))
+        if unknown:
+            raise unknown_labels(path, unknown, classes)
+        found.sort(key=lambda f: f[0])
+        return shapes_of([outline for _, outline in found], num_cut, left_out, frame)
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    """The words of each line that has any, with its number.
+
+    Raises:
+        ValueError: The file is too large.
+    """
+    if path.stat().st_size > MAX_FILE_BYTES >> 3:
+        raise ValueError("it is too large")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if len(lines) > MAX_SHAPES:
+        raise ValueError(f"it has more than {MAX_SHAPES} lines")
+    return [(i, words) for i, line in enumerate(lines, start=1) if (words := line.split())]
+
+
+def _corners(words: list[str]) -> NDArray[np.float64]:
+    """Corners `[n, 2]` as shares of width and height.
+
+    Raises:
+        ValueError: They are none, or those of a box.
+    """
+    if len(words) == 4:
+        raise ValueError("is a box, and not a polygon")
+    if len(words) < 6 or len(words) % 2:
+        raise ValueError("is not a class and three or more corners")
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        raise ValueError("has corners that are no numbers") from None
+    points = as_points(numbers)
+    if points.max() > MAX_SHARE:
+        raise ValueError("has corners in pixels; they must be shares of width and height, 0 to 1")
+    return points
