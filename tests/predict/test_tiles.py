@@ -133,6 +133,20 @@ def test_few_tiles_are_used():
     assert (len(rows.starts), len(columns.starts)) == (2, 3)
 
 
+def test_a_row_of_tiles_of_a_very_wide_image_is_low():
+    rows, columns = predict.plan_tiles(
+        Size(3000, 100_000), NetGeometry(), max_pixels=predict.DEFAULT_MAX_PIXELS
+    )
+    assert rows.extent * 100_000 <= predict.BAND_PIXELS
+    assert rows.starts[-1] + rows.extent == 3000
+    assert columns.starts[-1] + columns.extent == 100_000
+    # Where no row is so low, tiles are chosen all the same.
+    rows, _ = predict.plan_tiles(
+        Size(3000, 1_000_000), NetGeometry(), max_pixels=predict.DEFAULT_MAX_PIXELS
+    )
+    assert rows.starts[-1] + rows.extent == 3000
+
+
 def test_too_small_a_limit_names_the_least_that_works():
     with pytest.raises(ConfigError, match=r"`max_pixels` is 1000; .* at least 25600\."):
         predict.plan_tiles(Size(100, 100), NetGeometry(), max_pixels=1000)

@@ -47,6 +47,9 @@ from anysize.models.ops import upsample
 DEFAULT_MAX_PIXELS = 4_194_304
 """2048 x 2048: ResNet-50 at output stride 16 with 21 classes takes 1.0 GB for it on a CPU."""
 
+BAND_PIXELS = 1 << 25
+"""Most pixels of a row of tiles, all of whose probabilities are in memory: 2.8 GB of 21 classes."""
+
 OVERLAP = 128
 """Pixels by which neighbouring tiles overlap at least."""
 
@@ -267,6 +270,8 @@ def plan_tiles(
 ) -> tuple[TileAxis, TileAxis]:
     """Chooses the tiles, along rows and columns, that compute the fewest pixels in all.
 
+    A row of them has at most `BAND_PIXELS`, if tiles so low overlap at all.
+
     An extent of `q` strides and a rest is covered by `n` tiles of `t` strides and the same rest, at
     least `o` strides over one another, if `q + o (n - 1) <= t n`.
 
@@ -286,7 +291,8 @@ def plan_tiles(
             columns = _spread(size.width, num_columns, stride, overlap)
             computed = num_rows * rows.extent * num_columns * columns.extent
             choices.append((computed, rows, columns))
-    _, rows, columns = min(choices, key=lambda choice: choice[0])
+    narrow = [c for c in choices if c[1].extent * size.width <= BAND_PIXELS]
+    _, rows, columns = min(narrow or choices, key=lambda choice: choice[0])
     return rows, columns
 
 
