@@ -9,9 +9,12 @@ import pytest
 from PIL import Image
 from tests.data.formats.drawn import CLASSES, NO_BACKGROUND, SIZE, box, fault_of, filled
 
+from anysize.config import DataConfig
 from anysize.data.classes import named_classes
 from anysize.data.masks import decode_labels, decode_mask
 from anysize.data.reading import Encoding, Sample
+from anysize.data.samples import read_folder
+from anysize.errors import DataError
 
 
 def shape(label, points, form="polygon", **more):
@@ -199,3 +202,13 @@ def test_masks_partly_outside_are_cut(tmp_path):
     labels, objects = decode_labels(labelme(tmp_path / "a.json", shapes), CLASSES)
     np.testing.assert_array_equal(labels, filled((0, 0, 1, 1, 1), (10, 14, 11, 15, 2)))
     assert (objects.drawn, objects.cut, len(objects.left_out)) == (2, 2, 1)
+
+
+def test_a_labelme_file_that_holds_its_image_says_so(tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.new("L", (8, 6)).save(tmp_path / "images/a.png")
+    for stem in "ab":
+        (tmp_path / f"images/{stem}.json").write_text('{"shapes": [], "imageData": "iVBORw0="}')
+    (tmp_path / "labels.txt").write_text("_background_\ncat\n")
+    with pytest.raises(DataError, match=r"b\.json .* labelme_export_json .*b\.json writes it"):
+        read_folder(tmp_path, DataConfig(root=""), "multiclass")

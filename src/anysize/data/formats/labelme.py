@@ -37,7 +37,7 @@ from anysize.data.shapes import (
     unknown_labels,
 )
 from anysize.errors import DataError
-from anysize.faults import FaultError
+from anysize.faults import Fault, FaultError
 from anysize.geometry import Size
 from anysize.images.headers import DECODER_ERRORS, check_not_a_bomb
 
@@ -56,6 +56,7 @@ def read_labelme(
     if not data.labels and not labelme_files(labels):
         labels = images
     pairs = scan_flat(images, [labels], (".json",), pattern=data.mask_pattern, deep=images != root)
+    pairs.faults[:] = [_with_image(fault) for fault in pairs.faults]
     named_by = "classes.toml"
     if classes is None:
         names = next(
@@ -73,6 +74,20 @@ def read_labelme(
         encoding=Encoding(kind="labelme", labels=kind),
         because="detected by their content" if data.masks == "auto" else "",
     )
+
+
+def _with_image(fault: Fault) -> Fault:
+    """Says of a file without its image that it holds the image itself, where it does."""
+    if fault.kind != "unpaired" or fault.path.suffix.lower() != ".json":
+        return fault
+    try:
+        held = isinstance(read_json(fault.path).get("imageData"), str)
+    except FaultError:
+        held = False
+    if not held:
+        return fault
+    more = f"; the file holds it: LabelMe's labelme_export_json {fault.path} writes it"
+    return replace(fault, message=fault.message + more)
 
 
 def _unnamed(root: Path, files: Sequence[Path], kind: LabelKind) -> DataError:

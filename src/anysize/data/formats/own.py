@@ -10,6 +10,7 @@ from anysize.config import DataConfig, LabelKind, MaskKind
 from anysize.data.classes import Classes, read_classes
 from anysize.data.files import files_below, is_one_of
 from anysize.data.formats.coco import coco_files, read_coco_folder
+from anysize.data.formats.label_studio import refuse_brush_masks
 from anysize.data.formats.labelme import labelme_files, read_labelme
 from anysize.data.mask_files import read_mask_header
 from anysize.data.pairing import scan_flat
@@ -65,6 +66,7 @@ def read_own(root: Path, data: DataConfig, kind: LabelKind) -> Reading:
         return read_coco_folder(root, data, kind, classes, told=container is None)
     if data.masks == "labelme" or container == "labelme":
         return read_labelme(root, images, labels, data, kind, classes)
+    refuse_brush_masks(labels)
     classes = classes or read_classes(toml)
     masks: MaskKind = container if container in ("folders", "stack") else "index"
     check_fits(root, masks if data.masks == "auto" else data.masks, classes, kind)
