@@ -75,9 +75,9 @@ class DataConfig:
         root: Folder of the data; relative to the TOML file.
         layout: How the folder is laid out: "anysize" (`images/` and `masks/`), "voc",
             "cityscapes" or "ultralytics". "auto" tells by the folders that are there.
-        masks: How labels are stored: "index" (ids in a grey or palette PNG), "colours", "binary"
-            (0 and 255), "folders" (a folder a class), "stack" (a page a class), "labelme", "coco"
-            or "polygons" (Ultralytics). "auto" tells by several files.
+        masks: How labels are stored: "index" (ids in a PNG, BMP or TIFF), "colours", "binary"
+            (0 and 255), "folders" (one per class), "stack" (a page per class), "labelme", "coco"
+            or "polygons" (Ultralytics). "auto" compares all files.
         mask_pattern: How masks are named: "{stem}_mask" pairs `a.jpg` with `a_mask.png`.
         mask_orientation: Whether a mask's own EXIF orientation is applied: "apply", "ignore", or
             "auto", which applies it where the image's size shows that, and else asks. For shapes it
