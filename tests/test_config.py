@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 import anysize
-from anysize.config import DataConfig, PixelConvention, RunConfig, from_table, load_config, to_toml
+from anysize.config import DataConfig, PixelConvention, RunConfig, load_config, to_toml
 from anysize.errors import ConfigError
+from anysize.tables import from_table
 
 SOURCE = Path(anysize.__file__).parent
 

@@ -22,7 +22,7 @@ from anysize_why.findings import WhyError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = build_parser().parse_args(arguments)
     # Of a damaged or strange file we say ourselves what matters.
     warnings.filterwarnings("ignore", module="PIL")
     console = Console(soft_wrap=True)
@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """All verbs with their options."""
     parser = argparse.ArgumentParser(
         prog="anysize",
         description="Train and run pixel labellers on images of any size, at native resolution.",

@@ -39,5 +39,15 @@ def epilog(*examples: str) -> str:
 
 def computing_options(parser: argparse.ArgumentParser) -> None:
     """Adds `--device` and `--precision`."""
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where to compute; auto takes a GPU where there is one",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bf16"),
+        default="float32",
+        help="bf16 is faster where the hardware has it, and less exact",
+    )

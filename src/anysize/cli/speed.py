@@ -212,14 +212,22 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--images", type=int, metavar="N", help="sizes (default 52; --full 200)")
     bench.add_argument("--rounds", type=int, metavar="R", help="of turns (default 3; --full 7)")
     bench.add_argument("--images-per-step", type=int, default=4, help="default 4")
-    bench.add_argument("--depth", type=int, choices=(50, 101, 152, 200), default=50)
-    bench.add_argument("--output-stride", type=int, choices=(8, 16, 32), default=16)
+    bench.add_argument(
+        "--depth", type=int, choices=(50, 101, 152, 200), default=50, help="of the ResNet"
+    )
+    bench.add_argument(
+        "--output-stride", type=int, choices=(8, 16, 32), default=16, help="of the ResNet"
+    )
     bench.add_argument(
         "--units", type=_units, default=(), metavar="A,B,C,D", help="another net: units a block"
     )
     bench.add_argument("--base-depth", type=int, default=64, help="channels of the stem")
-    bench.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    bench.add_argument("--precision", choices=("bf16", "float32"), default="bf16")
+    bench.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute"
+    )
+    bench.add_argument(
+        "--precision", choices=("bf16", "float32"), default="bf16", help="of the canvases' arms"
+    )
     bench.add_argument("--json", type=Path, metavar="F", help="also write it all as JSON")
     bench.add_argument("--plot", type=Path, metavar="F.png", help="draw step times")
     bench.add_argument(

@@ -17,6 +17,7 @@ from typing import Any
 from anysize_why.findings import Finding, Verdict, format_verdict, verdict
 
 __all__ = [
+    "WAIT",
     "Control",
     "Diagnosis",
     "Epoch",

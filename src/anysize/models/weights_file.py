@@ -20,18 +20,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from anysize.atomic_files import write_atomic
-from anysize.config import (
-    LabelKind,
-    ModelConfig,
-    PixelConvention,
-    check_model,
-    check_pixels,
-    from_table,
-)
+from anysize.config import LabelKind, ModelConfig, PixelConvention, check_model, check_pixels
 from anysize.data.samples import Classes
 from anysize.errors import ConfigError, WeightsError, first_names
 from anysize.models.build import build_model
 from anysize.models.fcn import FCN
+from anysize.tables import from_table
 
 WEIGHTS_FORMAT = "anysize-weights-1"
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anysize.config import LabelKind, PixelConvention, from_table, read_geometry
+from anysize.config import LabelKind, PixelConvention, read_geometry
 from anysize.data.samples import Classes
 from anysize.errors import (
     AnysizeError,
@@ -36,6 +36,7 @@ from anysize.errors import (
 from anysize.geometry import NetGeometry, Size
 from anysize.images.decode import Rows, as_rows
 from anysize.predict.tiles import Prediction, predict_tiled, to_probabilities
+from anysize.tables import from_table
 
 if TYPE_CHECKING:
     import onnx
