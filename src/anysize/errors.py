@@ -23,6 +23,10 @@ class ShapeError(AnysizeError):
     """An image does not fit on a canvas, or a layout breaks the rules of exact padding."""
 
 
+class UnsupportedNetError(AnysizeError):
+    """A net does something that cannot be followed on a canvas; the message names where."""
+
+
 class WeightsError(AnysizeError):
     """A weights file or a checkpoint is damaged, or is one of another net."""
 

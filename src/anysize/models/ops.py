@@ -87,7 +87,9 @@ def masked_relu(x: Tensor, mask: LevelMask) -> Tensor:
     return _MaskedReLU.apply(x, mask)
 
 
-class _ValidBatchNorm(torch.autograd.Function):
+class ValidBatchNorm(torch.autograd.Function):
+    """Batch norm with the mean and the variance of the valid cells; gives all three."""
+
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
@@ -202,7 +204,7 @@ class ConvNorm(nn.Module):
         return F.linear(rows, weights[:, :, 0, 0], bias).permute(0, 3, 1, 2)
 
     def _normalise_by_step(self, x: Tensor, mask: LevelMask) -> Tensor:
-        y, mean, variance = _ValidBatchNorm.apply(x, self.gamma, self.beta, mask, self.EPSILON)
+        y, mean, variance = ValidBatchNorm.apply(x, self.gamma, self.beta, mask, self.EPSILON)
         self._last_statistics = (mean, variance, mask.num_valid)
         return y.to(x.dtype)
 

@@ -1,0 +1,321 @@
+"""Any convolutional net on a canvas: the same parameters, and a forward `(pixels, layout)`.
+
+    model = anysize.on_canvas(net)
+    logits = model(pixels, layout)
+
+Outputs, loss and gradients of every image are those of the image alone. While the net runs, each
+torch function it calls is given its exact rule (`anysize.models.canvas_rules`); a function without
+one is refused with the module that called it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from anysize.errors import AnysizeError, ShapeError, UnsupportedNetError
+from anysize.geometry import Canvas, Layout, NetGeometry, Placement, ceil_div
+from anysize.models.canvas_ops import Call
+from anysize.models.canvas_rules import READS, RULES, UNTAGGED_SPATIAL, plain_name
+from anysize.models.field import ATTRIBUTE, Field, Trace, field_of, put, root_level, zero_outside
+
+OutputKey = str | int | None
+_KEPT_LAYOUTS = 16
+_MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class CanvasMode(TorchFunctionMode):
+    """Gives each torch function that reads a tensor of the images its exact rule.
+
+    Attributes:
+        left_out: Names of functions that run as they are: the control of a proof.
+    """
+
+    def __init__(self, net: nn.Module, left_out: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self._net = net
+        self.left_out = left_out
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """See the class."""
+        del types
+        kwargs = kwargs or {}
+        name = plain_name(func)
+        if name.removeprefix("get ") in READS or name.startswith("set "):
+            return func(*args, **kwargs)
+        tagged = any(map(_has_field, args)) or any(map(_has_field, kwargs.values()))
+        if not tagged:
+            if name in UNTAGGED_SPATIAL:
+                raise self._refusal(name, args, "a tensor whose origin was not seen on the canvas")
+            return func(*args, **kwargs)
+        rule = RULES.get(name)
+        if rule is None:
+            raise self._refusal(name, args, "an operation that is not known to keep to images")
+        try:
+            return rule(Call(func, name, args, kwargs))
+        except UnsupportedNetError as error:
+            raise self._refusal(name, args, str(error)) from error
+
+    def _refusal(self, name: str, args: tuple[Any, ...], why: str) -> UnsupportedNetError:
+        shapes = [tuple(a.shape) for a in _tensors(args)]
+        return UnsupportedNetError(
+            f"{self._path()}: `{name}` of {shapes}: {why}. On a canvas this cannot be exact; run "
+            "the net on one image at a time, or replace this part."
+        )
+
+    def _path(self) -> str:
+        """The innermost module of the net that is running."""
+        names = {id(m): n or type(self._net).__name__ for n, m in self._net.named_modules()}
+        frame = sys._getframe(1)
+        while frame is not None:
+            found = names.get(id(frame.f_locals.get("self")))
+            if found is not None:
+                return f"{found} ({type(frame.f_locals['self']).__name__})"
+            frame = frame.f_back
+        return type(self._net).__name__
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            found.extend(v for v in value if isinstance(v, Tensor))
+    return found
+
+
+def _has_field(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(hasattr(v, ATTRIBUTE) for v in value)
+    return hasattr(value, ATTRIBUTE)
+
+
+class OnCanvas(nn.Module):
+    """A net with a forward `(pixels, layout)`; parameters, buffers and names are the net's own."""
+
+    def __init__(self, net: nn.Module, output: OutputKey = None) -> None:
+        super().__init__()
+        # Shared, not copied: the state dict is the net's, and what moves one moves the other.
+        self._parameters = net._parameters
+        self._buffers = net._buffers
+        self._modules = net._modules
+        self._non_persistent_buffers_set = net._non_persistent_buffers_set
+        self.__dict__["net"] = net
+        self.output = output
+        self.training = net.training
+        self._left_out = False
+        self._levels: dict[Layout, Any] = {}
+
+    def train(self, mode: bool = True) -> OnCanvas:  # noqa: FBT001, FBT002
+        """Training or evaluation mode, of the net too."""
+        super().train(mode)
+        self.__dict__["net"].train(mode)
+        return self
+
+    def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
+        """Runs the net.
+
+        Args:
+            pixels: `[slots, c, h, w]` on the layout's canvas; what lies outside the images is
+                not read.
+            layout: Of the images: each at a slot of its own in the upper left corner, or several
+                in a slot where the net's geometry allows it.
+
+        Returns:
+            The net's output, zero outside the images and without a gradient there; of a dict its
+            `out`. `layout.crop(output, i)` cuts out the part of an image.
+
+        Raises:
+            UnsupportedNetError: The net mixes positions in a way that is not known.
+            ShapeError: The pixels are not of the layout's canvas, or images are misplaced.
+        """
+        canvas = layout.canvas
+        if pixels.ndim != 4 or (pixels.shape[0], *pixels.shape[2:]) != tuple(canvas):
+            raise ShapeError(
+                f"Pixels of {tuple(pixels.shape)} are not of the canvas {canvas}. Give "
+                f"[{canvas.slots}, c, {canvas.height}, {canvas.width}]."
+            )
+        found = Field(self._root(layout))
+        if self._left_out:
+            return chosen_output(self.net(pixels), self.output)
+        x = put(pixels.clone(), found)
+        with CanvasMode(self.net):
+            y = self.net(x)
+        y = chosen_output(y, self.output)
+        last = field_of(y)
+        if last is None:
+            raise UnsupportedNetError(
+                f"The output of {type(self.net).__name__}, {tuple(y.shape)}, was not made of the "
+                "images by operations that were seen on the canvas."
+            )
+        if not last.dims:
+            return y
+        y = zero_outside(y, last, own_gradient=False)
+        return put(y, last)
+
+    def _root(self, layout: Layout) -> Any:  # noqa: ANN401
+        level = self._levels.pop(layout, None) or root_level(layout, Trace())
+        self._levels[layout] = level
+        if len(self._levels) > _KEPT_LAYOUTS:
+            del self._levels[next(iter(self._levels))]
+        return level
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnCanvas:
+        return OnCanvas(copy.deepcopy(self.net, memo), self.output)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"net": self.net, "output": self.output}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["net"], state["output"])
+
+
+def on_canvas(net: nn.Module, *, output: OutputKey = None) -> OnCanvas:
+    """Gives a net a second forward, `(pixels, layout)`, that is exact for every image.
+
+    Args:
+        net: Any module that maps `[n, c, h, w]` to a tensor, or to a dict with "out".
+        output: Which entry of a dict or list the net's output is.
+
+    Raises:
+        UnsupportedNetError: `net` is no module.
+    """
+    if not isinstance(net, nn.Module):
+        raise UnsupportedNetError(
+            f"{type(net).__name__} is not a torch.nn.Module. Give the net itself, built."
+        )
+    return net if isinstance(net, OnCanvas) else OnCanvas(net, output)
+
+
+def chosen_output(y: Any, key: OutputKey) -> Tensor:  # noqa: ANN401
+    """The one tensor of what a net returned.
+
+    Raises:
+        UnsupportedNetError: It is not clear which.
+    """
+    if key is None and isinstance(y, Mapping) and "out" in y:
+        key = "out"
+    if key is not None:
+        try:
+            y = y[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise UnsupportedNetError(f"The net's output has no entry {key!r}.") from error
+    if isinstance(y, Tensor):
+        return y
+    if isinstance(y, Mapping):
+        raise UnsupportedNetError(
+            f"The net returns a dict with {sorted(map(str, y))}, without 'out'. Name its entry: "
+            "on_canvas(net, output=...)."
+        )
+    if isinstance(y, list | tuple):
+        raise UnsupportedNetError(
+            f"The net returns {len(y)} values. Say which is the output: on_canvas(net, output=0)."
+        )
+    raise UnsupportedNetError(f"The net returns {type(y).__name__}, not a tensor.")
+
+
+def geometry_of_net(
+    net: nn.Module, *, num_channels: int = 3, output: OutputKey = None
+) -> NetGeometry:
+    """What placements need to know of a net, found by running it once without computing.
+
+    Images of all extents over a period of the net's stride lie in slots of their own; what each
+    operation demands around them is noted.
+
+    Args:
+        net: Any convolutional net.
+        num_channels: Of its pixels.
+        output: See `on_canvas`.
+
+    Raises:
+        UnsupportedNetError: The net cannot run on a canvas, in any multiple up to 64.
+    """
+    if not isinstance(net, nn.Module):
+        on_canvas(net)
+    plain = net.net if isinstance(net, OnCanvas) else net
+    model = on_canvas(copy.deepcopy(plain), output=output).to("meta").eval()
+    first: Exception | None = None
+    for multiple in _MULTIPLES:
+        try:
+            return _run_dry(model, multiple, num_channels)
+        except (AnysizeError, RuntimeError, ValueError, AssertionError) as error:
+            first = first or error
+    if isinstance(first, AnysizeError):
+        raise first
+    raise UnsupportedNetError(
+        f"The net fails on images of every multiple up to {_MULTIPLES[-1]} pixels: {first}"
+    ) from first
+
+
+def _run_dry(model: OnCanvas, multiple: int, num_channels: int) -> NetGeometry:
+    extents = [128 + multiple * i for i in range(64 // multiple + 1)]
+    turned = extents[1:] + extents[:1]
+    canvas = Canvas(len(extents), 256, 256)
+    layout = Layout(
+        canvas,
+        tuple(Placement(i, 0, 0, *hw) for i, hw in enumerate(zip(extents, turned, strict=True))),
+    )
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    pixels = torch.empty(canvas.slots, num_channels, 256, 256, device="meta", dtype=dtype)
+    with torch.no_grad():
+        y = model(pixels, layout)
+    found = field_of(y)
+    trace = model._root(layout).trace
+    assert found is not None
+    stride = trace.stride
+    gutter = 0
+    for scale, reach in trace.gaps:
+        axis_extents = (extents, turned)
+        for own in axis_extents:
+            gaps = (math.ceil(scale * r) - ceil_div(n, stride) * stride
+                    for r, n in zip(reach, own, strict=True))
+            gutter = max(gutter, min(max(gaps), stride * 64))
+    grid = found.level.scale
+    logits = _logits_rule(found, extents, stride, multiple)
+    return NetGeometry(
+        output_stride=stride,
+        pool_padding="none",
+        gutter=gutter,
+        mosaic=not trace.one_per_slot,
+        canvas_multiple=math.lcm(stride, multiple),
+        size_multiple=multiple,
+        logits_per_cell=logits[0] if grid else 1,
+        logits_cover=logits[1],
+    )
+
+
+def _logits_rule(
+    found: Field, extents: Sequence[int], stride: int, multiple: int
+) -> tuple[int, int]:
+    """Cells of the logits per cell of the coarsest level, and what they cover."""
+    if not found.dims or found.level.constant:
+        return 1, 0
+    heights = found.level.extents(0)
+    scale = found.level.scale
+    if scale.denominator == 1:
+        step = scale.numerator
+        if stride % step == 0 and all(
+            h == ceil_div(n, step) for h, n in zip(heights, extents, strict=True)
+        ):
+            return stride // step, 0 if step == stride and multiple == 1 else step
+        cells = [ceil_div(n, stride) for n in extents]
+        if all(h == c * (stride // step) for h, c in zip(heights, cells, strict=True)):
+            return stride // step, 0
+    raise UnsupportedNetError(
+        f"Images of {extents[:4]} pixels have logits of {heights[:4]} cells, which is neither "
+        "their extent over a stride, rounded up, nor that of whole cells."
+    )
