@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anysize.errors import UnsupportedNetError
-from anysize.models import canvas_ops
-from anysize.models.canvas_ops import Call, constant_level, mean_inside, padded
+from anysize.models import canvas_ops, canvas_resizing
+from anysize.models.canvas_ops import Call, constant_level, mean_inside
+from anysize.models.canvas_resizing import padded
 from anysize.models.extents import Extent, of_canvas, varies
 from anysize.models.field import (
     Field,
@@ -26,44 +28,81 @@ from anysize.models.field import (
     zero_outside,
 )
 
-READS = frozenset(
-    "dim ndim dtype device requires_grad is_cuda is_cpu is_mps is_meta is_sparse is_quantized "
-    "layout grad_fn grad is_leaf is_floating_point is_complex is_contiguous stride get_device "
-    "names is_nested is_mkldnn is_xpu itemsize element_size _version __len__ is_inference "
-    "requires_grad_ retain_grad register_hook output_nr is_same_size __hash__ __repr__ "
-    "__format__ type_ is_vulkan is_mtia is_maia is_ipu is_xla".split()
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+READS = _names(
+    """
+    dim ndim dtype device requires_grad is_cuda is_cpu is_mps is_meta is_sparse is_quantized
+    layout grad_fn grad is_leaf is_floating_point is_complex is_contiguous stride get_device
+    names is_nested is_mkldnn is_xpu itemsize element_size _version __len__ is_inference
+    requires_grad_ retain_grad register_hook output_nr is_same_size __hash__ __repr__
+    __format__ type_ is_vulkan is_mtia is_maia is_ipu is_xla
+    """
 )
 """What tells nothing of the values, and gives no tensor."""
 
-KEEPS_ZERO = frozenset(
-    "relu relu6 hardtanh leaky_relu rrelu elu selu celu gelu silu mish hardswish tanh softsign "
-    "tanhshrink hardshrink softshrink dropout dropout1d dropout2d feature_dropout alpha_dropout "
-    "feature_alpha_dropout abs neg sign sqrt square sin tan asin atan sinh expm1 log1p erf relu_ "
-    "prelu floor ceil round trunc contiguous to float double half bfloat16 type type_as clone "
-    "detach data nan_to_num cuda cpu alias view_as_real zeros_like __neg__ positive identity "
-    "logical_not_ threshold_".split()
+KEEPS_ZERO = _names(
+    """
+    relu relu6 hardtanh leaky_relu rrelu elu selu celu gelu silu mish hardswish tanh
+    softsign tanhshrink hardshrink softshrink dropout dropout1d dropout2d feature_dropout
+    alpha_dropout feature_alpha_dropout abs neg sign sqrt square sin tan asin atan sinh
+    expm1 log1p erf relu_ prelu floor ceil round trunc contiguous to float double half
+    bfloat16 type type_as clone detach data nan_to_num cuda cpu alias view_as_real
+    zeros_like __neg__ positive identity logical_not_ threshold_
+    """
 )
 """Of one tensor; zero where it is zero."""
 
-POINTWISE = KEEPS_ZERO | frozenset(
-    "add sub mul div rsub rdiv true_divide floor_divide remainder pow rpow exp exp2 log log2 log10 "
-    "sigmoid hardsigmoid logsigmoid softplus cos acos cosh rsqrt reciprocal clamp clamp_min "
-    "clamp_max clip maximum minimum where lerp addcmul addcdiv eq ne lt le gt ge logical_and "
-    "logical_or logical_not masked_fill threshold ones_like full_like empty_like rand_like "
-    "randn_like bernoulli zero fill copy multiply divide subtract isnan isfinite isinf "
-    "dropout3d erfc atan2 fmod".split()
+POINTWISE = KEEPS_ZERO | _names(
+    """
+    add sub mul div rsub rdiv true_divide floor_divide remainder pow rpow exp exp2 log log2
+    log10 sigmoid hardsigmoid logsigmoid softplus cos acos cosh rsqrt reciprocal clamp
+    clamp_min clamp_max clip maximum minimum where lerp addcmul addcdiv eq ne lt le gt ge
+    logical_and logical_or logical_not masked_fill threshold ones_like full_like empty_like
+    rand_like randn_like bernoulli zero fill copy multiply divide subtract isnan isfinite
+    isinf dropout3d erfc atan2 fmod
+    """
 )
 _ALIASES = {"__pow__": "pow", "__invert__": "logical_not"}
 
-NEW = frozenset("new_empty new_zeros new_ones new_full new_tensor".split())
-ALONG = frozenset("softmax log_softmax softmin cumsum normalize glu cumprod flip sort".split())
-PARTS = frozenset("chunk split tensor_split narrow split_with_sizes".split())
-MOVES = frozenset("permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze".split())
-SHAPES = frozenset("view reshape flatten unflatten".split())
-REDUCTIONS = frozenset("mean sum amax norm vector_norm max argmax std var amin prod all any".split())
-UNTAGGED_SPATIAL = frozenset(
-    "conv2d conv1d conv3d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d "
-    "adaptive_max_pool2d interpolate group_norm instance_norm pixel_shuffle".split()
+NEW = _names(
+    """
+    new_empty new_zeros new_ones new_full new_tensor
+    """
+)
+ALONG = _names(
+    """
+    softmax log_softmax softmin cumsum normalize glu cumprod flip sort
+    """
+)
+PARTS = _names(
+    """
+    chunk split tensor_split narrow split_with_sizes
+    """
+)
+MOVES = _names(
+    """
+    permute transpose swapaxes swapdims movedim moveaxis unsqueeze squeeze
+    """
+)
+SHAPES = _names(
+    """
+    view reshape flatten unflatten
+    """
+)
+REDUCTIONS = _names(
+    """
+    mean sum amax norm vector_norm max argmax std var amin prod all any
+    """
+)
+UNTAGGED_SPATIAL = _names(
+    """
+    conv2d conv1d conv3d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d
+    adaptive_max_pool2d interpolate group_norm instance_norm pixel_shuffle
+    """
 )
 """Refused of a tensor without a field: it lost it in something that was not seen."""
 
@@ -79,7 +118,9 @@ def plain_name(function: Callable[..., Any]) -> str:
         inner = name[2:-2]
         for prefix in ("", "r", "i"):
             base = inner.removeprefix(prefix) if prefix else inner
-            base = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}.get(base, base)
+            base = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}.get(
+                base, base
+            )
             if base in POINTWISE and (inner != base or prefix == ""):
                 return base
         return name
@@ -300,7 +341,7 @@ def reduced(call: Call) -> Any:  # noqa: ANN401
     return put(y, Field(new, found.dims if keep and len(over) == 2 else ()))
 
 
-def _over_images(call: Call, x: Tensor, found: Field, dims: list[int], keep: bool) -> Tensor:  # noqa: FBT001
+def _over_images(call: Call, x: Tensor, found: Field, dims: list[int], keep: bool) -> Tensor:
     if found.level.constant:
         return call.run()
     found.level.one_per_slot(f"{call.name} over height and width")
@@ -308,9 +349,7 @@ def _over_images(call: Call, x: Tensor, found: Field, dims: list[int], keep: boo
     if call.name == "mean" and dims == sorted(found.dims) and "dtype" not in call.kwargs:
         return mean_inside(x, found, keepdim=keep)
     if call.name in ("sum", "norm", "vector_norm"):
-        return call.function(
-            zero_outside(x, found, own_gradient=False), *rest, **call.kwargs
-        )
+        return call.function(zero_outside(x, found, own_gradient=False), *rest, **call.kwargs)
     if call.name == "amax":
         y = call.function(filled_outside(x, found, -math.inf), *rest, **call.kwargs)
         y.data[y.data == -math.inf] = 0  # slots without an image
@@ -403,8 +442,8 @@ def _cut_out(y: Tensor, old: int, d: int, cut: slice, axis: int) -> Tensor:
     if step != 1:
         sizes = [list(level.extents(0)), list(level.extents(1))]
         sizes[axis] = [-(-n // step) for n in sizes[axis]]
-        factor = [canvas_ops.Fraction(1), canvas_ops.Fraction(1)]
-        factor[axis] = canvas_ops.Fraction(step)
+        factor = [Fraction(1), Fraction(1)]
+        factor[axis] = Fraction(step)
         z = torch.Tensor.__getitem__(y, (*[slice(None)] * d, slice(None, None, step))).clone()
         rows, columns = found.dims  # pyright: ignore[reportAssignmentType]
         new = level.derived(
@@ -441,10 +480,10 @@ RULES: dict[str, Callable[[Call], Any]] = {
     "instance_norm": canvas_ops.instance_norm,
     "layer_norm": canvas_ops.layer_norm,
     "linear": canvas_ops.linear,
-    "pad": canvas_ops.pad,
-    "interpolate": canvas_ops.interpolate,
-    "upsample": canvas_ops.interpolate,
-    "pixel_shuffle": canvas_ops.pixel_shuffle,
+    "pad": canvas_resizing.pad,
+    "interpolate": canvas_resizing.interpolate,
+    "upsample": canvas_resizing.interpolate,
+    "pixel_shuffle": canvas_resizing.pixel_shuffle,
     "cat": joined,
     "concat": joined,
     "stack": joined,

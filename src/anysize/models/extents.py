@@ -154,9 +154,9 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     for _kind in (Extent, Ratio):
         setattr(_kind, f"__{_name}__", _compare(getattr(operator, _name)))
 for _kind in (Extent, Ratio):
-    _kind.__neg__ = lambda self: _lift(operator.neg, self)
-    _kind.__abs__ = lambda self: _lift(abs, self)
-    _kind.__bool__ = lambda self: self != 0
+    setattr(_kind, "__neg__", lambda self: _lift(operator.neg, self))  # noqa: B010
+    setattr(_kind, "__abs__", lambda self: _lift(abs, self))  # noqa: B010
+    setattr(_kind, "__bool__", lambda self: self != 0)  # noqa: B010
 
 
 def per_image(value: Any, count: int) -> tuple[Any, ...]:  # noqa: ANN401

@@ -29,13 +29,13 @@ class Trace:
 
     Attributes:
         stride: Cells of the coarsest level in pixels; images start at multiples of it.
-        gaps: Pixels from an image's first to where the next may begin, less its extent: see
-            `Level.demand_room`.
+        gaps: Pixels per cell, axis, and for each image the cells from its first to where the next
+            may begin.
         one_per_slot: Operations that look at a whole image, so that no two share a slot.
     """
 
     stride: int = 1
-    gaps: list[tuple[Fraction, tuple[int, ...]]] = field(default_factory=list)
+    gaps: list[tuple[Fraction, int, tuple[int, ...]]] = field(default_factory=list)
     one_per_slot: list[str] = field(default_factory=list)
 
 
@@ -139,7 +139,12 @@ class Level:
             )
 
     def demand_room(
-        self, before: int, after: tuple[Sequence[int], Sequence[int]], what: str
+        self,
+        before: int,
+        after: tuple[Sequence[int], Sequence[int]],
+        what: str,
+        *,
+        together: bool = False,
     ) -> None:
         """Demands free cells around every image.
 
@@ -148,9 +153,18 @@ class Level:
             after: For each image, how many cells from its first must be free of others, along the
                 height and the width.
             what: For the message.
+            together: Whether the cells around two images must be apart, as where they are written.
         """
-        key = ("room", before, tuple(after[0]), tuple(after[1]))
-        self.once(key, lambda: self._demand_apart(list(zip(*after, strict=True)), before, what))
+        spans = [*zip(*after, strict=True)]
+
+        def demand() -> None:
+            if together:
+                self._demand_apart(spans, before, what)
+                return
+            self._demand_apart(spans, 0, what)
+            self._demand_apart([(r.height, r.width) for r in self.rects], before, what)
+
+        self.once(("room", before, tuple(spans), together), demand)
 
     def _demand_apart(self, spans: list[tuple[int, int]], before: int, what: str) -> None:
         if self.constant:
@@ -160,7 +174,7 @@ class Level:
                 max(span[axis], r[3 + axis]) + before
                 for span, r in zip(spans, self.rects, strict=True)
             )
-            self.trace.gaps.append((self.scale, reach))
+            self.trace.gaps.append((self.scale, axis, reach))
         if not self.shared:
             return
         for i, a in enumerate(self.rects):
@@ -300,7 +314,7 @@ class _Cut(torch.autograd.Function):
     """The same tensor, and no gradient outside the images."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, found: Field, own: bool) -> Tensor:  # noqa: ANN401, FBT001
+    def forward(ctx: Any, x: Tensor, found: Field, own: bool) -> Tensor:  # noqa: ANN401
         ctx.found, ctx.own = found, own
         return x.view_as(x)
 

@@ -32,16 +32,11 @@ _MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class CanvasMode(TorchFunctionMode):
-    """Gives each torch function that reads a tensor of the images its exact rule.
+    """Gives each torch function that reads a tensor of the images its exact rule."""
 
-    Attributes:
-        left_out: Names of functions that run as they are: the control of a proof.
-    """
-
-    def __init__(self, net: nn.Module, left_out: frozenset[str] = frozenset()) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self._net = net
-        self.left_out = left_out
 
     def __torch_function__(
         self,
@@ -114,16 +109,20 @@ class OnCanvas(nn.Module):
         self._buffers = net._buffers
         self._modules = net._modules
         self._non_persistent_buffers_set = net._non_persistent_buffers_set
-        self.__dict__["net"] = net
+        self.__dict__["_net"] = net
         self.output = output
         self.training = net.training
-        self._left_out = False
         self._levels: dict[Layout, Any] = {}
 
-    def train(self, mode: bool = True) -> OnCanvas:  # noqa: FBT001, FBT002
+    @property
+    def net(self) -> nn.Module:
+        """The net as it was."""
+        return self.__dict__["_net"]
+
+    def train(self, mode: bool = True) -> OnCanvas:
         """Training or evaluation mode, of the net too."""
         super().train(mode)
-        self.__dict__["net"].train(mode)
+        self.net.train(mode)
         return self
 
     def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
@@ -150,8 +149,6 @@ class OnCanvas(nn.Module):
                 f"[{canvas.slots}, c, {canvas.height}, {canvas.width}]."
             )
         found = Field(self._root(layout))
-        if self._left_out:
-            return chosen_output(self.net(pixels), self.output)
         x = put(pixels.clone(), found)
         with CanvasMode(self.net):
             y = self.net(x)
@@ -181,7 +178,7 @@ class OnCanvas(nn.Module):
         return {"net": self.net, "output": self.output}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["net"], state["output"])
+        OnCanvas.__init__(self, state["net"], state["output"])
 
 
 def on_canvas(net: nn.Module, *, output: OutputKey = None) -> OnCanvas:
@@ -248,17 +245,17 @@ def geometry_of_net(
         on_canvas(net)
     plain = net.net if isinstance(net, OnCanvas) else net
     model = on_canvas(copy.deepcopy(plain), output=output).to("meta").eval()
-    first: Exception | None = None
+    last: Exception | None = None
     for multiple in _MULTIPLES:
         try:
             return _run_dry(model, multiple, num_channels)
         except (AnysizeError, RuntimeError, ValueError, AssertionError) as error:
-            first = first or error
-    if isinstance(first, AnysizeError):
-        raise first
+            last = error
+    if isinstance(last, AnysizeError):
+        raise last
     raise UnsupportedNetError(
-        f"The net fails on images of every multiple up to {_MULTIPLES[-1]} pixels: {first}"
-    ) from first
+        f"The net fails on images of every multiple up to {_MULTIPLES[-1]} pixels: {last}"
+    ) from last
 
 
 def _run_dry(model: OnCanvas, multiple: int, num_channels: int) -> NetGeometry:
@@ -278,13 +275,13 @@ def _run_dry(model: OnCanvas, multiple: int, num_channels: int) -> NetGeometry:
     assert found is not None
     stride = trace.stride
     gutter = 0
-    for scale, reach in trace.gaps:
-        axis_extents = (extents, turned)
-        for own in axis_extents:
-            gaps = (math.ceil(scale * r) - ceil_div(n, stride) * stride
-                    for r, n in zip(reach, own, strict=True))
-            gutter = max(gutter, min(max(gaps), stride * 64))
-    grid = found.level.scale
+    for scale, axis, reach in trace.gaps:
+        own = (extents, turned)[axis]
+        gaps = (
+            math.ceil(scale * r) - ceil_div(n, stride) * stride
+            for r, n in zip(reach, own, strict=True)
+        )
+        gutter = max(gutter, *gaps)
     logits = _logits_rule(found, extents, stride, multiple)
     return NetGeometry(
         output_stride=stride,
@@ -293,7 +290,7 @@ def _run_dry(model: OnCanvas, multiple: int, num_channels: int) -> NetGeometry:
         mosaic=not trace.one_per_slot,
         canvas_multiple=math.lcm(stride, multiple),
         size_multiple=multiple,
-        logits_per_cell=logits[0] if grid else 1,
+        logits_per_cell=logits[0],
         logits_cover=logits[1],
     )
 

@@ -91,7 +91,7 @@ class ValidBatchNorm(torch.autograd.Function):
     """Batch norm with the mean and the variance of the valid cells; gives all three."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: D102
         ctx: Any,  # noqa: ANN401
         x: Tensor,
         gamma: Tensor,
@@ -113,7 +113,7 @@ class ValidBatchNorm(torch.autograd.Function):
         return y, mean, variance
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102
         centred, gamma, inverse_std = ctx.saved_tensors
         mask: LevelMask = ctx.mask
         grad = zero_outside_(grads[0].clone(memory_format=torch.preserve_format), mask)
