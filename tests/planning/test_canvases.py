@@ -54,6 +54,7 @@ def assert_packed(steps, sizes, plan):
 def test_any_images_are_planned_and_packed_once_each(sizes, net, images_per_step, max_canvases):
     plan = make(sizes, geometry=net, images_per_step=images_per_step, max_canvases=max_canvases)
     assert 1 <= len(plan.canvases) <= max_canvases
+    assert all(type(extent) is int for canvas in plan.canvases for extent in canvas)
     assert_packed(pack(sizes, range(len(sizes))[::-1], plan), sizes, plan)
 
 
@@ -83,10 +84,10 @@ def test_any_plan_packs_what_fits(sizes, images_per_step, canvases):
 
 
 def test_the_same_images_give_the_same_plan_and_packing():
-    sizes = [Size(180 + 7 * i, 390 - 5 * i) for i in range(20)]
+    sizes = [Size(180 + 2 * i, 390 - 2 * i) for i in range(80)]
     assert make(sizes) == make(sizes)
     plan = make(sizes)
-    order = list(range(20))
+    order = list(range(80))
     assert pack(sizes, order, plan) == pack(sizes, order, plan)
     groups = [
         {frozenset(i for p in s.passes for i in p.images) for s in pack(sizes, o, plan)}
@@ -198,3 +199,24 @@ def test_a_plan_for_another_net_keeps_to_its_geometry(mosaic):
         check_layout(layout, net)
     shared = any(len({p.slot for p in x.placements}) < len(x.placements) for x in layouts)
     assert shared == mosaic
+
+
+def test_every_canvas_meets_an_image():
+    # Large images of few sizes: canvases for small ones are of no use, and 60 are far too many.
+    rng = np.random.default_rng(3)
+    sizes = [Size(*rng.integers((192, 282), (260, 400)).tolist()) for _ in range(48)]
+    plan = make(sizes, max_canvases=60)
+    shares = plan_summary(plan, sizes)["canvas_shares"]
+    assert len(shares) == len(plan.canvases)
+    assert min(shares) > 0
+
+
+def test_a_canvas_that_only_the_largest_drawn_images_need_stays():
+    plan = make([Size(60, 60)] * 16, must_fit=[Size(300, 310)])
+    assert any(c.height >= 300 and c.width >= 310 for c in plan.canvases)
+
+
+def test_progress_counts_every_stage_once():
+    told = []
+    make([Size(80 + i, 90) for i in range(12)], progress=lambda done, of: told.append((done, of)))
+    assert [done for done, _ in told] == list(range(1, told[-1][1] + 1))

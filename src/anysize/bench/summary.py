@@ -21,6 +21,7 @@ TUNED_ONE, TUNED_ALL = "plain tuned, one size", "plain tuned, all sizes"
 BATCH_1_ONE, BATCH_1_ALL = "plain batch 1, one size", "plain batch 1, all sizes"
 PADDED = "pad to batch maximum, all sizes"
 MOSAIC, UNMASKED = "mosaic, all sizes", "mosaic without masks, all sizes"
+MOSAIC_ONE = "mosaic, one size"
 MOSAIC_FLOAT32 = "mosaic float32, all sizes"
 TF_SLIM = "tf_slim, all sizes"
 
@@ -142,6 +143,7 @@ def ratios_by_round(measured: Measured) -> dict[str, list[float]]:
         "shape_tax_exact": _over(measured, MOSAIC, PLAIN_ONE),
         "shape_tax_exact_ten_epochs": _epochs_over(measured, MOSAIC, PLAIN_ONE, EPOCHS),
         "shape_tax_exact_first_epoch": _epochs_over(measured, MOSAIC, PLAIN_ONE, 1),
+        "shape_tax_mosaic": _over(measured, MOSAIC, MOSAIC_ONE),
         "shape_tax_plain": _over(measured, PLAIN_ALL, PLAIN_ONE),
         "shape_tax_plain_batch_1": _over(measured, BATCH_1_ALL, BATCH_1_ONE),
         "shape_tax_plain_tuned": _over(measured, TUNED_ALL, TUNED_ONE),

@@ -20,6 +20,7 @@ MEANINGS = {
     "shape_tax_exact": "mosaic on all sizes / plain on one size",
     "shape_tax_exact_ten_epochs": "the same over ten epochs, first visits included",
     "shape_tax_exact_first_epoch": "the same in the first epoch alone",
+    "shape_tax_mosaic": "mosaic on all sizes / mosaic on one size",
     "shape_tax_plain": "plain on all sizes / plain on one size",
     "shape_tax_plain_batch_1": "the same, plain at one image a step",
     "shape_tax_plain_tuned": "plain tuned on all sizes / plain tuned on one size",

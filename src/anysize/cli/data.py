@@ -158,14 +158,16 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
         max_canvases = settings.max_canvases or worthwhile_canvases(
             sizes, epochs=TrainConfig().epochs, on_gpu=False
         )
-    plan = plan_canvases(
-        sizes,
-        geometry=geometry,
-        images_per_step=settings.images_per_step,
-        max_pixels_per_step=settings.max_pixels_per_step,
-        max_canvases=max_canvases,
-        must_fit=largest,
-    )
+    with counted(console, "choosing canvases") as progress:
+        plan = plan_canvases(
+            sizes,
+            geometry=geometry,
+            images_per_step=settings.images_per_step,
+            max_pixels_per_step=settings.max_pixels_per_step,
+            max_canvases=max_canvases,
+            must_fit=largest,
+            progress=progress,
+        )
     console.print(describe_plan(plan, sizes), highlight=False)
     if parsed.out:
         write_plan(plan, parsed.out, sizes=sizes)

@@ -21,11 +21,10 @@ import numpy.typing as npt
 
 from anysize.geometry import Canvas, NetGeometry, Size, ceil_div
 
-Ints: TypeAlias = npt.NDArray[np.int32]
 Index: TypeAlias = npt.NDArray[np.intp]
 Floats: TypeAlias = npt.NDArray[np.float32]
-Extents: TypeAlias = tuple[Ints, Ints, Ints, Ints]
-"""`step_h`, `end_h`, `step_w`, `end_w`."""
+Extents: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+"""`step_h`, `end_h`, `step_w`, `end_w`: whole pixels, in the type that costs are counted in."""
 
 PASS_OVERHEAD = 50_000
 """What one more pass costs beside its pixels, in pixels; see docs/plan-file.md."""
@@ -45,8 +44,8 @@ def extents_of(sizes: Sequence[Size], geometry: NetGeometry) -> Extents:
     known: dict[int, tuple[int, int]] = {}
     for extent in {e for size in sizes for e in size}:
         known[extent] = (geometry.step(extent), geometry.shift(extent) + geometry.padded(extent))
-    rows = np.array([known[s.height] for s in sizes], np.int32).reshape(-1, 2)
-    columns = np.array([known[s.width] for s in sizes], np.int32).reshape(-1, 2)
+    rows = np.array([known[s.height] for s in sizes], np.float32).reshape(-1, 2)
+    columns = np.array([known[s.width] for s in sizes], np.float32).reshape(-1, 2)
     return rows[:, 0], rows[:, 1], columns[:, 0], columns[:, 1]
 
 
@@ -91,16 +90,25 @@ def slot_cost(options: Sequence[Extents], canvas: Canvas, slope: float) -> Float
     While a search is under way, overflowing by 1% costs `slope` percent more, so that it is led
     towards what nearly fits; at `STRICT` it costs more than any canvas.
     """
-    cost = canvas.pixels + PASS_OVERHEAD
+    cost = np.float32(canvas.pixels + PASS_OVERHEAD)
     by_height = np.float32(slope * cost / canvas.height)
     by_width = np.float32(slope * cost / canvas.width)
     best: Floats | None = None
     for _, end_h, _, end_w in options:
-        over = np.maximum(end_h - canvas.height, 0) * by_height
-        over += np.maximum(end_w - canvas.width, 0) * by_width
-        best = over if best is None else np.minimum(best, over)
+        over = _beyond(end_h, canvas.height, by_height)
+        over += _beyond(end_w, canvas.width, by_width)
+        best = over if best is None else np.minimum(best, over, out=best)
     assert best is not None
-    return best + np.float32(cost)
+    best += cost
+    return best
+
+
+def _beyond(end: Floats, extent: int, price: np.float32) -> Floats:
+    """What blocks that end beyond an extent pay for it; in place, since searches live in here."""
+    over = np.maximum(end, np.float32(extent))
+    over -= np.float32(extent)
+    over *= price
+    return over
 
 
 def shelf_cost(
@@ -116,11 +124,11 @@ def shelf_cost(
     by_width = np.float32(slope * cost / canvas.width)
     best: Floats | None = None
     for step_h, end_h, step_w, end_w in options:
-        row = step_h * np.float32(2 * cost / (canvas.height + gutter))
-        row += np.maximum(end_w - canvas.width, 0) * by_width
-        column = step_w * np.float32(2 * cost / (canvas.width + gutter))
-        column += np.maximum(end_h - canvas.height, 0) * by_height
-        both = np.minimum(row, column)
-        best = both if best is None else np.minimum(best, both)
+        row = _beyond(end_w, canvas.width, by_width)
+        row += step_h * np.float32(2 * cost / (canvas.height + gutter))
+        column = _beyond(end_h, canvas.height, by_height)
+        column += step_w * np.float32(2 * cost / (canvas.width + gutter))
+        both = np.minimum(row, column, out=row)
+        best = both if best is None else np.minimum(best, both, out=best)
     assert best is not None
     return best

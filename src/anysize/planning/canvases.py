@@ -6,9 +6,8 @@ The search works on a sample of the images, seeded, from several starts:
    a strip of images of about its height or width, that height times its length; among four in one
    slot, its own extents with its part of the gutters. The canvases that are cheapest together
    under this model are picked, one by one and then by exchange.
-2. `settle`: images are matched in twos on these canvases, which they may overflow at a price, and
-   canvases move at random, both at a temperature that falls while the price rises.
-3. `refit`: the same for whole groups, with the best move of every canvas in turn.
+2. `refit`: the images are grouped for these canvases, which they may overflow at a price, and the
+   canvases that are cheapest together for the groups are picked from what would hold each.
 
 Packings of the sample decide between starts and stages.
 """
@@ -16,7 +15,7 @@ Packings of the sample decide between starts and stages.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,23 +27,20 @@ from anysize.planning.blocks import (
     MAX_CONTENT,
     NEVER,
     PASS_OVERHEAD,
+    STRICT,
     Extents,
     Floats,
     Index,
-    content_of,
     extents_of,
-    joined,
-    shelf_cost,
-    slot_cost,
-    take,
 )
 from anysize.planning.grouping import Blocks, Search, group, group_cost, nest
-from anysize.planning.matching import anneal, falling
 from anysize.planning.packing import (
     Plan,
+    Step,
     cost_of,
     count_sizes,
     images_per_pass_options,
+    pack,
     pack_window,
 )
 from anysize.planning.planfile import check_plan, describe_plan, plan_summary, read_plan, write_plan
@@ -71,28 +67,29 @@ SAMPLE, NUM_SAMPLES = 300, 4
 """Images that may meet in the search, and how often as many are drawn. All others must fit, but
 have no say in what is cheap."""
 
-_STARTS = ((1, 2, 4), (1, 2), (2,), (2, 4))
+_STARTS = ((1, 2, 4), (1, 2))
 """Images a slot that the canvases of a start may have."""
 
-_PICKS = 12
+_PICKS = 3
 """Random starts of an exchange, beside the greedy one."""
 
-_SETTLED = 2
-"""Starts, the best ones, that are settled and fitted."""
+_REFITTED = 2
+"""Starts, the best ones, that are fitted to groups."""
 
-_SETTLE_ROUNDS, _REFITS, _REFIT_ROUNDS, _SCORE_ROUNDS = 350, 8, 600, 2_400
-_MIN_ROUNDS = 30
-_MATCH_ROUNDS = 40
-_FIRST_ROUNDS = 2_000
-_HEAT = 0.02
-_LEAPS = 0.1
-"""Part of the moves that put a canvas where an image or a two lies, wherever that is."""
+_TURNS, _GROUPINGS = 3, 3
+"""Of a fit: how often it groups the images anew, and how many groupings it picks canvases for."""
+
+_REFIT_ROUNDS, _SCORE_ROUNDS, _MIN_ROUNDS = 450, 1_200, 30
+"""Of matching, on `SAMPLE` images."""
+
+_USED_ORDERS = 2
+"""Epochs in which a canvas must meet an image; those that `plan_summary` packs."""
 
 _SLOPES = (8.0, 60.0)
+"""How dear it is to overflow a canvas, in the first and in the last turn of a fit."""
+
 _MISFIT = 1.02
 """How much longer a strip must be than its images, which never add up exactly; from packings."""
-
-_MOVES = (-6, -2, -1, 0, 1, 2, 6)
 
 
 def worthwhile_canvases(sizes: Sequence[Size], *, epochs: float, on_gpu: bool) -> int:
@@ -118,6 +115,7 @@ def plan_canvases(
     max_pixels_per_step: int,
     max_canvases: int,
     must_fit: Sequence[Size] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """Chooses at most `max_canvases` canvases on which steps of these images compute little waste.
 
@@ -130,6 +128,7 @@ def plan_canvases(
         max_pixels_per_step: Most canvas pixels computed at once.
         max_canvases: Most canvas shapes; each costs its first visit.
         must_fit: Further sizes that must fit on some canvas, each alone.
+        progress: Called after every stage of the search with the stages done and their number.
 
     Raises:
         ConfigError: A limit is below 1, or there are no sizes.
@@ -164,8 +163,29 @@ def plan_canvases(
         needs=_largest([*sizes, *must_fit], geometry),
         max_canvases=max_canvases,
     )
-    _, canvases = min(_candidates(job, rng))
-    return replace(job.plan_with(canvases), images_per_step=images_per_step)
+    _, canvases = min(_candidates(job, rng, progress))
+    return replace(_used_only(job.plan_with(canvases), job), images_per_step=images_per_step)
+
+
+def _used_only(plan: Plan, job: _Job) -> Plan:
+    """The plan without canvases that no image meets, unless an image fits on no other one.
+
+    Without them the search may pack otherwise and leave out others, so it is repeated.
+    """
+    while True:
+        epochs = [_epoch(plan, job, seed) for seed in range(_USED_ORDERS)]
+        steps = itertools.chain.from_iterable(epochs)
+        used = {p.layout.canvas for step in steps for p in step.passes}
+        kept = _cover([c for c in plan.canvases if c in used], job)
+        if len(kept) >= len(plan.canvases):
+            return plan
+        plan = job.plan_with(kept)
+
+
+def _epoch(plan: Plan, job: _Job, seed: int) -> list[Step]:
+    """The images that the search looks at, packed in the order of a seed as `plan_summary` does."""
+    order = np.random.default_rng(seed).permutation(len(job.sizes)).tolist()
+    return pack(job.sizes, order, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,29 +277,36 @@ def _largest(sizes: Sequence[Size], geometry: NetGeometry) -> npt.NDArray[np.int
     return np.array(front, np.int32)
 
 
-def _candidates(job: _Job, rng: np.random.Generator) -> list[tuple[float, tuple[Canvas, ...]]]:
-    """Costs and canvases from several starts and stages; each holds every image."""
+def _candidates(
+    job: _Job, rng: np.random.Generator, progress: Callable[[int, int], None] | None
+) -> list[tuple[float, tuple[Canvas, ...]]]:
+    """Costs and canvases from several starts; each holds every image."""
     mean = sum(s.pixels for s in job.sizes) / len(job.sizes)
-    parts = images_per_pass_options(job.plan.images_per_step, mean, job.budget)
-    guesses = {
-        (per_pass, canvases): _score(canvases, per_pass, job)
-        for per_pass in parts[:2]
-        for contents in _STARTS
-        for canvases in [_cover(_guess(per_pass, contents, job, rng), job)]
-    }
-    found = [(score, canvases) for (_, canvases), score in guesses.items()]
-    for per_pass, canvases in sorted(guesses, key=guesses.__getitem__)[:_SETTLED]:
-        settled = canvases
-        if per_pass % 2 == 0:
-            settled = _settle(canvases, per_pass, job, rng)
-            found.append((_score(settled, per_pass, job), settled))
-        refitted = _refit_in_turn(settled, per_pass, job, rng)
-        found.append((_score(refitted, per_pass, job), refitted))
+    parts = images_per_pass_options(job.plan.images_per_step, mean, job.budget)[:2]
+    num_guesses = len(parts) * len(_STARTS)
+    stages = itertools.count(1)
+    guesses: dict[tuple[int, tuple[Canvas, ...]], tuple[float, tuple[Canvas, ...]]] = {}
+
+    def tell() -> None:
+        if progress is not None:
+            progress(next(stages), num_guesses + _REFITTED)
+
+    for per_pass, contents in itertools.product(parts, _STARTS):
+        canvases = _cover(_guess(per_pass, contents, job, rng), job)
+        guesses[per_pass, canvases] = _score(canvases, per_pass, job)
+        tell()
+    found = list(guesses.values())
+    for per_pass, canvases in sorted(guesses, key=guesses.__getitem__)[:_REFITTED]:
+        refitted = _refit(canvases, per_pass, job, rng)
+        found.append(_score(refitted, per_pass, job))
+        tell()
     return found
 
 
-def _score(canvases: Sequence[Canvas], per_pass: int, job: _Job) -> float:
-    """Computed pixels and fixed costs of two packings, of unlike images where there are enough."""
+def _score(
+    canvases: Sequence[Canvas], per_pass: int, job: _Job
+) -> tuple[float, tuple[Canvas, ...]]:
+    """The cost of two packings, of unlike images where there are enough, and the canvases used."""
     plan = job.plan_with(canvases)
     groups = [
         passes
@@ -294,7 +321,8 @@ def _score(canvases: Sequence[Canvas], per_pass: int, job: _Job) -> float:
             np.random.default_rng(seed),
         )
     ]
-    return sum(cost_of(passes) for passes in groups)
+    used = {p.layout.canvas for passes in groups for p in passes}
+    return sum(cost_of(passes) for passes in groups), _cover(sorted(used), job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +341,8 @@ def _guess(
     shapes, cost = _shape_costs(job, per_pass, contents)
     if not shapes:
         return []
-    picked = _pick(cost, job.max_canvases, rng)
+    # More canvases than groups would meet no image.
+    picked = _pick(cost, min(job.max_canvases, len(job.samples[0]) // per_pass), rng)
     step_h, end_h, step_w, end_w = job.extents
     mean_h, mean_w = (step_h + end_h) / 2, (step_w + end_w) / 2
     owner = cost[picked].argmin(axis=0)
@@ -363,12 +392,10 @@ def _shape_costs(job: _Job, per_pass: int, contents: Sequence[int]) -> tuple[lis
     return shapes, np.array(costs, np.float32)
 
 
-def _boxes(
-    end_h: npt.NDArray[np.int32], end_w: npt.NDArray[np.int32], multiple: int
-) -> list[tuple[int, int]]:
+def _boxes(end_h: Floats, end_w: Floats, multiple: int) -> list[tuple[int, int]]:
     """Canvas extents for single images: the most frequent ones, and a grid over all."""
     each, counts = np.unique(
-        -(-np.stack([end_h, end_w], axis=1) // multiple) * multiple,
+        -(-np.stack([end_h, end_w], axis=1).astype(np.int64) // multiple) * multiple,
         axis=0,
         return_counts=True,
     )
@@ -377,7 +404,7 @@ def _boxes(
     return sorted({(h, w) for h, w in frequent.tolist()} | set(grid))
 
 
-def _levels(ends: npt.NDArray[np.int32], num: int, multiple: int) -> list[int]:
+def _levels(ends: Floats, num: int, multiple: int) -> list[int]:
     quantiles = np.quantile(ends, np.linspace(0, 1, num), method="higher")
     return sorted({_up(q, multiple) for q in quantiles.tolist()})
 
@@ -389,7 +416,7 @@ def _up(extent: float, multiple: int) -> int:
 def _pick(cost: Floats, num: int, rng: np.random.Generator) -> list[int]:
     """At most `num` rows of a cost that are cheapest together, each column by its cheapest row."""
     greedy: list[int] = []
-    best = np.full(cost.shape[1], NEVER)
+    best = np.full(cost.shape[1], NEVER, np.float32)
     for _ in range(num):
         greedy.append(int(np.minimum(best, cost).sum(axis=1, dtype=np.float64).argmin()))
         best = np.minimum(best, cost[greedy[-1]])
@@ -462,173 +489,56 @@ def _cover_all_with_few(job: _Job) -> list[Canvas]:
     return canvases
 
 
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """All twos of the sample's images.
+def _refit(
+    start: tuple[Canvas, ...], per_pass: int, job: _Job, rng: np.random.Generator
+) -> tuple[Canvas, ...]:
+    """Groups the images, and picks the canvases that are cheapest together for these groups.
 
-    Attributes:
-        single: Extents of each image.
-        joint: [n, n] extents of each two, in a row and in a column.
-        per_pass: Images a pass.
-        geometry: Of the net.
+    Candidates are the canvases so far and, for each group, the smallest ones that hold it. At first
+    groups may overflow their canvas at a price, so that canvases follow what nearly fits.
     """
-
-    single: Extents
-    joint: tuple[Extents, ...]
-    per_pass: int
-    geometry: NetGeometry
-
-    def cost(self, canvas: Canvas, slope: float, first: Index, second: Index) -> Floats:
-        """What the twos `first`, `second` cost on a canvas; the indices broadcast."""
-        part = np.float32(2 / self.per_pass)
-        content = content_of(canvas, self.per_pass)
-        apart = slot_cost([self.single], canvas, slope)
-        if content == 1:
-            apart *= part / 2
-        cost = apart[first] + apart[second]
-        if content == 1 or content > MAX_CONTENT:
-            return cost
-        matched = [take(o, (first, second)) for o in self.joint]
-        if content == 2:
-            together = slot_cost(matched, canvas, slope)
-        else:
-            together = shelf_cost(matched, canvas, slope, self.geometry)
-        return np.minimum(cost, together * part)
-
-
-def _settle(
-    start: Sequence[Canvas], per_pass: int, job: _Job, rng: np.random.Generator
-) -> tuple[Canvas, ...]:
-    """Matches images in twos and moves canvases, both at the same falling temperature."""
-    canvases = list(start)
-    extents = take(job.extents, job.samples[0])
-    rows, columns = np.arange(len(extents[0]))[:, None], np.arange(len(extents[0]))[None, :]
-    joint = joined([take(extents, rows)], [take(extents, columns)])
-    pairs = _Pairs(extents, joint, per_pass, job.plan.geometry)
-    order = rng.permutation(len(extents[0]))
-    first, second = order[0::2], order[1::2]
-    usual = 2 * float((extents[1] * extents[3]).mean())
-    costs: list[Floats] = []
-    slope = 0.0
-    num_rounds = job.rounds(_SETTLE_ROUNDS)
-    for r in range(num_rounds):
-        done = r / num_rounds
-        if r % max(num_rounds // 20, 1) == 0:
-            slope = _SLOPES[0] * (_SLOPES[1] / _SLOPES[0]) ** done
-            costs = [pairs.cost(c, slope, rows, columns) for c in canvases]
-        if r == 0:
-            # Canvases must not follow the images before these have found their company.
-            cooling = falling(_HEAT * usual, job.rounds(_FIRST_ROUNDS))
-            first, second = anneal(np.minimum.reduce(costs), first, second, cooling, rng)
-        temperature = _HEAT * usual * (1 - done) ** 1.5
-        for k in _move(canvases, pairs, slope, first, second, temperature, job, rng):
-            costs[k] = pairs.cost(canvases[k], slope, rows, columns)
-        first, second = anneal(
-            np.minimum.reduce(costs), first, second, [temperature] * _MATCH_ROUNDS, rng
-        )
-    return tuple(sorted(set(canvases)))
-
-
-def _move(
-    canvases: list[Canvas],
-    pairs: _Pairs,
-    slope: float,
-    first: Index,
-    second: Index,
-    temperature: float,
-    job: _Job,
-    rng: np.random.Generator,
-) -> list[int]:
-    """Moves canvases at random, in place, at a temperature; tells which have moved."""
-    costs = np.stack([pairs.cost(c, slope, first, second) for c in canvases])
-    moved: list[int] = []
-    for k, canvas in enumerate(canvases):
-        if content_of(canvas, pairs.per_pass) > 2:
-            continue  # Four in a slot: a match of two does not tell the extents; see `_refit`.
-        others = np.delete(costs, k, axis=0).min(axis=0, initial=NEVER)
-        for _ in range(2):
-            before = canvases[k]
-            if rng.random() < _LEAPS:
-                proposal = _tight(before, pairs, first, second, job.multiple, rng)
-            else:
-                proposal = _nudged(before, job.multiple, rng)
-            canvases[k] = proposal
-            fits = min(proposal[1:]) > 0 and proposal.pixels <= job.budget
-            if proposal == before or not fits or not job.fits_all(canvases):
-                canvases[k] = before
-                continue
-            cost = pairs.cost(proposal, slope, first, second)
-            worse = float(
-                np.minimum(others, cost).sum(dtype=np.float64)
-                - np.minimum(others, costs[k]).sum(dtype=np.float64)
-            )
-            if worse > 0 and rng.random() >= np.exp(-worse / max(temperature, 1e-9)):
-                canvases[k] = before
-                continue
-            costs[k] = cost
-            moved.append(k)
-    return moved
-
-
-def _nudged(canvas: Canvas, multiple: int, rng: np.random.Generator) -> Canvas:
-    spread = float(rng.choice([1, 2, 5]))
-    down, right = rng.normal(scale=spread, size=2).round().astype(int).tolist()
-    height, width = canvas.height + multiple * down, canvas.width + multiple * right
-    return Canvas(canvas.slots, height, width)
-
-
-def _tight(
-    canvas: Canvas,
-    pairs: _Pairs,
-    first: Index,
-    second: Index,
-    multiple: int,
-    rng: np.random.Generator,
-) -> Canvas:
-    """A canvas of as many slots that just holds one image or one two, drawn at random."""
-    i = int(rng.integers(len(first)))
-    if content_of(canvas, pairs.per_pass) == 1:
-        _, end_h, _, end_w = take(pairs.single, first[i])
-    else:
-        _, end_h, _, end_w = take(pairs.joint[int(rng.integers(2))], (first[i], second[i]))
-    return Canvas(canvas.slots, _up(float(end_h), multiple), _up(float(end_w), multiple))
-
-
-def _refit_in_turn(
-    canvases: tuple[Canvas, ...], per_pass: int, job: _Job, rng: np.random.Generator
-) -> tuple[Canvas, ...]:
-    """Groups images and fits the canvases to the groups, while overflow becomes dearer."""
-    for turn, slope in enumerate(np.geomspace(*_SLOPES, _REFITS).tolist()):
+    canvases = start
+    for turn, slope in enumerate(np.geomspace(*_SLOPES, _TURNS).tolist()):
         search = Search(canvases, job.plan.geometry, per_pass, slope)
-        images = job.samples[turn % len(job.samples)]
-        groups = group(images, job.extents, search, job.rounds(_REFIT_ROUNDS), rng)
-        canvases = _refit(canvases, nest(groups, job.extents, search), search, job)
+        levels_of = [
+            nest(
+                group(
+                    job.samples[(turn + k) % len(job.samples)],
+                    job.extents,
+                    search,
+                    job.rounds(_REFIT_ROUNDS),
+                    rng,
+                ),
+                job.extents,
+                search,
+            )
+            for k in range(_GROUPINGS)
+        ]
+        options = sorted(
+            {c for levels in levels_of for c in _hulls(levels, per_pass, job.budget, job.multiple)}
+            | set(canvases)
+        )
+        cost = np.concatenate(
+            [[group_cost(levels, c, per_pass, STRICT) for c in options] for levels in levels_of],
+            axis=1,
+        )
+        picked = _pick(np.minimum(cost, NEVER), job.max_canvases, rng)
+        canvases = _cover([options[i] for i in picked], job)
     return canvases
 
 
-def _refit(
-    start: Sequence[Canvas], levels: Sequence[Blocks], search: Search, job: _Job
-) -> tuple[Canvas, ...]:
-    """Moves each canvas in turn to where the given groups cost least."""
-    canvases = list(start)
-    joint = np.stack([group_cost(levels, c, search.per_pass, search.slope) for c in canvases])
-    apart = np.stack([slot_cost(levels[0].options, c, search.slope) for c in canvases])
-    for k, canvas in enumerate(canvases):
-        other_joint = np.delete(joint, k, axis=0).min(axis=0, initial=NEVER)
-        other_apart = np.delete(apart, k, axis=0).min(axis=0, initial=NEVER)
-        best = np.inf
-        for down, right in itertools.product(_MOVES, _MOVES):
-            height = canvas.height + job.multiple * down
-            moved = Canvas(canvas.slots, height, canvas.width + job.multiple * right)
-            rest = canvases[:k] + canvases[k + 1 :]
-            if min(moved[1:]) < job.multiple or moved.pixels > job.budget:
-                continue
-            if not job.fits_all([*rest, moved]):
-                continue
-            new_joint = group_cost(levels, moved, search.per_pass, search.slope)
-            new_apart = slot_cost(levels[0].options, moved, search.slope)
-            single = np.minimum(other_apart, new_apart).reshape(-1, search.per_pass).sum(axis=1)
-            cost = np.minimum(np.minimum(other_joint, new_joint), single).sum(dtype=np.float64)
-            if cost < best:
-                best, canvases[k], joint[k], apart[k] = cost, moved, new_joint, new_apart
-    return tuple(sorted(set(canvases)))
+def _hulls(levels: Sequence[Blocks], per_pass: int, budget: int, multiple: int) -> set[Canvas]:
+    """For each group and each number of images a slot, the smallest canvas that holds the group."""
+    found: set[Canvas] = set()
+    for blocks in levels:
+        if blocks.num_images > MAX_CONTENT or per_pass % blocks.num_images:
+            continue
+        slots = per_pass // blocks.num_images
+        ends = np.array([(o[1], o[3]) for o in blocks.options], np.int64)
+        ends = ends.reshape(len(blocks.options), 2, -1, slots).max(axis=3)
+        ends = -(-ends // multiple) * multiple
+        best = ends.prod(axis=1).argmin(axis=0)
+        for height, width in ends[best, :, np.arange(len(best))].tolist():
+            if slots * height * width <= budget:
+                found.add(Canvas(slots, height, width))
+    return found

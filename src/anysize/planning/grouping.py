@@ -197,7 +197,7 @@ def _pair_up(blocks: Index, first: Index, second: Index, turns: Index) -> Index:
 
 
 def _singles(extents: Extents, search: Search) -> Blocks:
-    never = np.full(len(extents[0]), NEVER)
+    never = np.full(len(extents[0]), NEVER, np.float32)
     part = np.float32(1 / search.per_pass)
     shares = [
         slot_cost([extents], c, search.slope) * part
@@ -213,15 +213,14 @@ def _merge(a: Blocks, b: Blocks, search: Search) -> Blocks:
     num_images = 2 * a.num_images
     part = np.float32(num_images / search.per_pass)
     options = joined(a.options, b.options) if num_images <= MAX_CONTENT else ()
-    shares: list[Floats] = []
-    for canvas, of_a, of_b in zip(search.canvases, a.shares, b.shares, strict=True):
+    shape = np.broadcast(a.shares[0], b.shares[0]).shape
+    shares = np.full((len(search.canvases), *shape), NEVER, np.float32)
+    for k, canvas in enumerate(search.canvases):
         content = content_of(canvas, search.per_pass)
         if content <= a.num_images:
-            shares.append(of_a + of_b)
+            shares[k] = a.shares[k] + b.shares[k]
         elif content == num_images and options:
-            shares.append(slot_cost(options, canvas, search.slope) * part)
+            shares[k] = slot_cost(options, canvas, search.slope) * part
         elif content == 2 * num_images and content <= MAX_CONTENT:
-            shares.append(shelf_cost(options, canvas, search.slope, search.geometry) * part)
-        else:
-            shares.append(np.full(np.broadcast(of_a, of_b).shape, NEVER))
-    return Blocks(num_images, options, np.stack(shares))
+            shares[k] = shelf_cost(options, canvas, search.slope, search.geometry) * part
+    return Blocks(num_images, options, shares)
