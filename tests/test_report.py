@@ -176,12 +176,15 @@ def test_report_names_a_damaged_file(run):
         write_report(run)
 
 
-def test_a_list_of_many_canvases_names_as_many_as_there_is_room_for():
-    def rows(number):
-        plan = make_plan(*(Canvas(1, 64 + 4 * i, 64) for i in range(number)))
-        return [text.get_text() for text in _draw_sizes(SIZES, plan).legends[0].get_texts()]
+def test_of_many_canvases_the_most_used_are_named_and_the_others_counted():
+    def rows(*canvases):
+        figure = _draw_sizes([Size(40, 60)] * 8, make_plan(*canvases))
+        return [text.get_text() for text in figure.legends[0].get_texts()]
 
-    assert len(rows(25)) == 26
-    many = rows(64)
-    assert len(many) == 27
-    assert many[-1] == "and 39 more"
+    larger = [Canvas(1, 64 + 4 * i, 64) for i in range(1, 63)]
+    assert len(rows(*larger[:10])) == 11
+    # All images fit best on the last one, which comes after many that nothing needs.
+    many = rows(*larger, Canvas(2, 40, 60))
+    assert len(many) == 12
+    assert any("40x60" in row for row in many)
+    assert many[-1] == "and 53 used less"

@@ -8,6 +8,7 @@ any kind of colour vision tell apart.
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import io
 import json
@@ -26,10 +27,11 @@ from matplotlib.patches import Rectangle
 from anysize.atomic_files import write_atomic
 from anysize.config import load_config
 from anysize.data.samples import images_of
-from anysize.errors import DataError
-from anysize.geometry import Size
+from anysize.errors import DataError, ShapeError
+from anysize.geometry import Canvas, Size
 from anysize.images.headers import fingerprint
-from anysize.planning.canvases import Plan, read_plan
+from anysize.planning.canvases import Plan, plan_summary, read_plan
+from anysize.planning.packing import check_fit
 from anysize.predict.metrics import SCORES
 from anysize.training.events import read_events
 
@@ -197,7 +199,7 @@ def _say_nothing_yet(axes: Axes, text: str) -> None:
 
 def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
     counts = Counter(sizes)
-    canvases = sorted(plan.canvases, key=lambda c: (c.height * c.width, c))
+    canvases = sorted(_most_used(plan, sizes), key=lambda c: (c.height * c.width, c))
     figure = Figure(figsize=(10.5, 7), layout="constrained")
     axes = figure.subplots()
     axes.scatter(
@@ -209,7 +211,13 @@ def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
         linewidths=0,
         zorder=2,
     )
-    extent = 1.04 * max([1, *(max(s) for s in counts), *(max(c.height, c.width) for c in canvases)])
+    extents = [max(s.height, s.width) for s in (*counts, *plan.canvases)]
+    extent = 1.04 * max([1, *extents])
+    others = [c for c in plan.canvases if c not in canvases]
+    for c in others:
+        axes.add_patch(
+            Rectangle((0, 0), c.width, c.height, fill=False, edgecolor="#D55E00", lw=0.6, alpha=0.2)
+        )
     entries = [Line2D([], [], linestyle="", marker="o", color=COLOURS[0], label="an image's size")]
     taken: list[tuple[float, float]] = []
     for i, canvas in enumerate(canvases):
@@ -241,13 +249,14 @@ def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
     axes.set_xlabel("width (pixels)")
     axes.set_ylabel("height (pixels)")
     axes.set_title(
-        f"{len(sizes):,} images in {len(counts):,} sizes run on {len(canvases)} canvases"
+        f"{len(sizes):,} images in {len(counts):,} sizes run on {len(plan.canvases)} canvases"
     )
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(entries) > MOST_LISTED:
-        left_out = len(entries) - MOST_LISTED
-        entries[MOST_LISTED:] = [Line2D([], [], linestyle="", label=f"and {left_out} more")]
+    if others:
+        entries.append(
+            Line2D([], [], color="#D55E00", lw=0.6, alpha=0.4, label=f"and {len(others)} used less")
+        )
     figure.legend(
         handles=entries,
         title="Canvases, slots x height x width;\na slot holds one or several images",
@@ -259,8 +268,22 @@ def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
     return figure
 
 
-MOST_LISTED = 26
-"""Rows that the list beside the canvases has room for."""
+MOST_NAMED = 10
+"""Canvases with a letter in the picture of sizes; the others are light lines."""
+
+
+def _most_used(plan: Plan, sizes: Sequence[Size]) -> list[Canvas]:
+    """The canvases with the largest shares of the passes; images that fit none have no say."""
+    if len(plan.canvases) <= MOST_NAMED:
+        return list(plan.canvases)
+    fitting: list[Size] = []
+    for size in sizes:
+        with contextlib.suppress(ShapeError):
+            check_fit([size], plan)
+            fitting.append(size)
+    shares = plan_summary(plan, fitting)["canvas_shares"]
+    by_use = sorted(zip(shares, plan.canvases, strict=True), key=lambda pair: -pair[0])
+    return [canvas for _, canvas in by_use[:MOST_NAMED]]
 
 
 def _letter(index: int) -> str:
