@@ -19,7 +19,6 @@ MOST_LINES = 600
 TOO_LONG = {
     "anysize/conversion/tf_checkpoint.py",
     "anysize/doctor/measure.py",
-    "anysize/planning/canvases.py",
     "anysize_why/causes.py",
     "anysize_why/probe.py",
 }
