@@ -226,7 +226,7 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute"
     )
     bench.add_argument(
-        "--precision", choices=("bf16", "float32"), default="bf16", help="of the canvases' arms"
+        "--precision", choices=("bf16", "float32"), default="bf16", help="that the arms compute in"
     )
     bench.add_argument("--json", type=Path, metavar="F", help="also write it all as JSON")
     bench.add_argument("--plot", type=Path, metavar="F.png", help="draw step times")
