@@ -7,13 +7,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anysize.api import Labeller, convert, evaluate, load, plan, train
+    from anysize.data.canvas_batches import CanvasBatches
     from anysize.errors import AnysizeError
+    from anysize.models.on_canvas import geometry_of_net, on_canvas
+    from anysize.models.prove import prove
 
 __version__ = "0.1.0"
 
-__all__ = ["AnysizeError", "Labeller", "convert", "evaluate", "load", "plan", "train"]
+__all__ = [
+    "AnysizeError",
+    "CanvasBatches",
+    "Labeller",
+    "convert",
+    "evaluate",
+    "geometry_of_net",
+    "load",
+    "on_canvas",
+    "plan",
+    "prove",
+    "train",
+]
 
-_HOMES = {"AnysizeError": "anysize.errors"}
+_HOMES = {
+    "AnysizeError": "anysize.errors",
+    "CanvasBatches": "anysize.data.canvas_batches",
+    "geometry_of_net": "anysize.models.on_canvas",
+    "on_canvas": "anysize.models.on_canvas",
+    "prove": "anysize.models.prove",
+}
 """Modules of public names, other than `anysize.api`."""
 
 

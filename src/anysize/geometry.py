@@ -102,6 +102,34 @@ class Layout:
         """Number of pixels that belong to images."""
         return sum(p.height * p.width for p in self.placements)
 
+    def crop(self, tensor: Any, i: int) -> Any:  # noqa: ANN401
+        """One image's part of a tensor on the canvas, such as pixels, labels or a net's output.
+
+        Args:
+            tensor: `[slots, ..., h, w]` of the canvas's height and width, or the output of a net
+                from `anysize.on_canvas` at any stride.
+            i: The image's place in `placements`.
+
+        Returns:
+            `[..., h, w]` of the image, without its slot.
+
+        Raises:
+            ShapeError: The tensor has other extents, and where images lie in it is not known.
+        """
+        p = self.placements[i]
+        if tuple(tensor.shape[-2:]) == tuple(self.canvas[1:]):
+            return tensor[p.slot, ..., p.top : p.top + p.height, p.left : p.left + p.width]
+        found = getattr(tensor, "_anysize_field", None)
+        if found is None:
+            raise ShapeError(
+                f"A tensor of {tuple(tensor.shape)} is neither of the canvas {self.canvas} nor the "
+                "output of a net on it. Crop the output before other operations."
+            )
+        if not found.dims:
+            return tensor[p.slot]
+        r = found.level.rects[i]
+        return tensor[r.slot, ..., r.top : r.top + r.height, r.left : r.left + r.width]
+
 
 def ceil_div(a: int, b: int) -> int:
     """`a / b` rounded up."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from anysize import __version__
-from anysize.cli import convert, data, predict, speed, train
+from anysize.cli import convert, data, predict, prove, speed, train
 from anysize.cli.output import say
 from anysize.cli.parsing import epilog
 from anysize.errors import AnysizeError, StoppedByUserError
@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
             "anysize evaluate run",
             "anysize predict run photos -o predictions",
             "anysize export run -o model.onnx",
+            "anysize prove package.module:build",
             "anysize doctor run.toml",
             "anysize report run",
             "anysize why train.py",
@@ -68,6 +69,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"anysize {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
 
-    for group in (data, train, predict, convert, speed):
+    for group in (data, train, predict, convert, prove, speed):
         group.add_verbs(verbs)
     return parser

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from anysize.errors import ShapeError, UnsupportedNetError
-from anysize.geometry import Canvas, Layout, Rect
+from anysize.geometry import Canvas, Layout, Rect, round_up
 from anysize.models.extents import Extent
 from anysize.models.ops import LevelMask
 
@@ -258,9 +258,18 @@ class Level:
         return Level(Canvas(self.canvas.slots, *canvas), rects, self.scale * factor, self.trace)
 
 
-def root_level(layout: Layout, trace: Trace) -> Level:
-    """The level of the pixels."""
-    rects = tuple(Rect(*p) for p in layout.placements)
+def root_level(layout: Layout, trace: Trace, multiple: int = 1) -> Level:
+    """The level of the pixels; images have the padding to a multiple that their net demands."""
+    rects = tuple(
+        Rect(p.slot, p.top, p.left, round_up(p.height, multiple), round_up(p.width, multiple))
+        for p in layout.placements
+    )
+    canvas = layout.canvas
+    if any(r.top + r.height > canvas.height or r.left + r.width > canvas.width for r in rects):
+        raise ShapeError(
+            f"An image leaves the canvas {canvas} when it is padded to a multiple of {multiple} "
+            "pixels, as its net demands. Use a larger canvas."
+        )
     return Level(layout.canvas, rects, Fraction(1), trace)
 
 

@@ -113,6 +113,7 @@ class OnCanvas(nn.Module):
         self.output = output
         self.training = net.training
         self._levels: dict[Layout, Any] = {}
+        self._multiple: int | None = None
 
     @property
     def net(self) -> nn.Module:
@@ -148,7 +149,7 @@ class OnCanvas(nn.Module):
                 f"Pixels of {tuple(pixels.shape)} are not of the canvas {canvas}. Give "
                 f"[{canvas.slots}, c, {canvas.height}, {canvas.width}]."
             )
-        found = Field(self._root(layout))
+        found = Field(self._root(layout, pixels.shape[1]))
         x = put(pixels.clone(), found)
         with CanvasMode(self.net):
             y = self.net(x)
@@ -164,8 +165,18 @@ class OnCanvas(nn.Module):
         y = zero_outside(y, last, own_gradient=False)
         return put(y, last)
 
-    def _root(self, layout: Layout) -> Any:  # noqa: ANN401
-        level = self._levels.pop(layout, None) or root_level(layout, Trace())
+    def _root(self, layout: Layout, num_channels: int) -> Any:  # noqa: ANN401
+        if self._multiple is None:
+            try:
+                geometry = geometry_of_net(
+                    self, num_channels=num_channels, output=self.output, describe_logits=False
+                )
+                self._multiple = geometry.size_multiple
+            except AnysizeError:
+                self._multiple = 1  # the run on the canvas itself says what is wrong, and where
+        level = self._levels.pop(layout, None)
+        if level is None:
+            level = root_level(layout, Trace(), self._multiple)
         self._levels[layout] = level
         if len(self._levels) > _KEPT_LAYOUTS:
             del self._levels[next(iter(self._levels))]
@@ -226,7 +237,11 @@ def chosen_output(y: Any, key: OutputKey) -> Tensor:  # noqa: ANN401
 
 
 def geometry_of_net(
-    net: nn.Module, *, num_channels: int = 3, output: OutputKey = None
+    net: nn.Module,
+    *,
+    num_channels: int = 3,
+    output: OutputKey = None,
+    describe_logits: bool = True,
 ) -> NetGeometry:
     """What placements need to know of a net, found by running it once without computing.
 
@@ -237,20 +252,26 @@ def geometry_of_net(
         net: Any convolutional net.
         num_channels: Of its pixels.
         output: See `on_canvas`.
+        describe_logits: Whether `logits_per_cell` and `logits_cover` are needed; else they are
+            those of one cell each, and nothing may rely on them.
 
     Raises:
-        UnsupportedNetError: The net cannot run on a canvas, in any multiple up to 64.
+        UnsupportedNetError: The net cannot run on a canvas, in any multiple up to 64, or the extent
+            of its logits follows no rule that a plan can state.
     """
     if not isinstance(net, nn.Module):
         on_canvas(net)
     plain = net.net if isinstance(net, OnCanvas) else net
     model = on_canvas(copy.deepcopy(plain), output=output).to("meta").eval()
+    model._multiple = 1
     last: Exception | None = None
     for multiple in _MULTIPLES:
         try:
-            return _run_dry(model, multiple, num_channels)
+            found = _run_dry(model, multiple, num_channels)
         except (AnysizeError, RuntimeError, ValueError, AssertionError) as error:
             last = error
+        else:
+            return _described(found, multiple, describe_logits=describe_logits)
     if isinstance(last, AnysizeError):
         raise last
     raise UnsupportedNetError(
@@ -258,31 +279,38 @@ def geometry_of_net(
     ) from last
 
 
-def _run_dry(model: OnCanvas, multiple: int, num_channels: int) -> NetGeometry:
-    extents = [128 + multiple * i for i in range(64 // multiple + 1)]
-    turned = extents[1:] + extents[:1]
-    canvas = Canvas(len(extents), 256, 256)
-    layout = Layout(
-        canvas,
-        tuple(Placement(i, 0, 0, *hw) for i, hw in enumerate(zip(extents, turned, strict=True))),
-    )
+def _extents(multiple: int) -> tuple[list[int], list[int]]:
+    """Heights and widths of the images of a dry run: all over a period of 64 pixels."""
+    heights = [128 + multiple * i for i in range(64 // multiple + 1)]
+    return heights, heights[1:] + heights[:1]
+
+
+def _run_dry(model: OnCanvas, multiple: int, num_channels: int) -> tuple[Field, Trace]:
+    extents = _extents(multiple)
+    canvas = Canvas(len(extents[0]), 256, 256)
+    placements = (Placement(i, 0, 0, *hw) for i, hw in enumerate(zip(*extents, strict=True)))
+    layout = Layout(canvas, tuple(placements))
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     pixels = torch.empty(canvas.slots, num_channels, 256, 256, device="meta", dtype=dtype)
     with torch.no_grad():
         y = model(pixels, layout)
     found = field_of(y)
-    trace = model._root(layout).trace
     assert found is not None
-    stride = trace.stride
-    gutter = 0
+    return found, found.level.trace
+
+
+def _described(run: tuple[Field, Trace], multiple: int, *, describe_logits: bool) -> NetGeometry:
+    found, trace = run
+    extents, stride, gutter = _extents(multiple), trace.stride, 0
     for scale, axis, reach in trace.gaps:
-        own = (extents, turned)[axis]
         gaps = (
             math.ceil(scale * r) - ceil_div(n, stride) * stride
-            for r, n in zip(reach, own, strict=True)
+            for r, n in zip(reach, extents[axis], strict=True)
         )
         gutter = max(gutter, *gaps)
-    logits = _logits_rule(found, extents, stride, multiple)
+    logits = (1, 0)
+    if describe_logits:
+        logits = _logits_rule(found, extents[0], stride, multiple)
     return NetGeometry(
         output_stride=stride,
         pool_padding="none",

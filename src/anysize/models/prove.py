@@ -120,8 +120,8 @@ def prove(
     Raises:
         UnsupportedNetError: The net cannot run on a canvas, or its state changes in evaluation.
     """
-    geometry = geometry_of_net(net, num_channels=num_channels, output=output)
-    plain = _prepared(net)
+    geometry = geometry_of_net(net, num_channels=num_channels, output=output, describe_logits=False)
+    plain = _prepared(net, num_channels, geometry)
     images = tuple(Size(*(geometry.padded(v) for v in size)) for size in sizes)
     if not images:
         raise ShapeError("There are no sizes to prove the net at. Give some, such as 64x96.")
@@ -196,19 +196,29 @@ class _Unmasked(nn.Module):
         return chosen_output(self.net(pixels), self.output)
 
 
-def _prepared(net: nn.Module) -> nn.Module:
-    """A float64 copy whose norms, scales and biases do not happen to be 0 or 1."""
+def _prepared(net: nn.Module, num_channels: int, geometry: NetGeometry) -> nn.Module:
+    """A float64 copy whose biases are not 0 by chance, and whose norms have statistics of a batch.
+
+    Statistics that fit no data let activations of deep nets grow until float64 has no digits left.
+    """
     plain = copy.deepcopy(net.net if isinstance(net, OnCanvas) else net).double().cpu()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in plain.state_dict().items():
             if not tensor.is_floating_point() or tensor.ndim > 1:
                 continue
-            drawn = torch.rand(tensor.shape, dtype=tensor.dtype, generator=generator)
-            if name.endswith("running_var"):
-                tensor.mul_(0.5 + drawn)
-            elif name.endswith(("running_mean", "bias")):
+            if name.endswith("bias"):
+                drawn = torch.rand(tensor.shape, dtype=tensor.dtype, generator=generator)
                 tensor.add_(0.5 * (drawn - 0.5))
+        norms = [m for m in plain.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [m.momentum for m in norms]
+        for norm in norms:
+            norm.momentum = 0.9
+        side = round_up(128, geometry.size_multiple)
+        shape = (2, num_channels, side, side)
+        plain.train()(torch.randn(shape, dtype=torch.float64, generator=generator))
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
     return plain
 
 
