@@ -54,5 +54,16 @@ parity-torchvision: $(STAMP) .parity/torchvision/installed
 	.parity/torchvision/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+# Nets of torchvision, timm and segmentation-models-pytorch on canvases; writes docs/nets.md.
+.PHONY: prove-peers
+prove-peers: .parity/peers/installed
+	PYTHONPATH=src .parity/peers/bin/python -W ignore -m parity.prove_peers docs/nets.md
+
+.parity/peers/installed: parity/constraints-peers.txt
+	$(PYTHON) -m venv .parity/peers
+	.parity/peers/bin/python -m pip install --quiet --disable-pip-version-check -c $< torch "huggingface_hub<1" PyYAML safetensors tqdm numpy pillow rich
+	.parity/peers/bin/python -m pip install --quiet --disable-pip-version-check -c $< --no-deps torchvision timm segmentation-models-pytorch
+	touch $@
+
 clean:
 	rm -rf .venv .parity demo build dist src/*.egg-info

@@ -7,6 +7,7 @@ canvas do.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -366,7 +367,9 @@ def resample(x: Tensor, level: Level, key: Any, weights: tuple[Tensor, Tensor]) 
         return rows, columns
 
     rows, columns = level.once(("placed", key, x.device, x.dtype), placed)
-    with torch.autocast(x.device.type, enabled=False):
+    # A dry run's device knows no autocast.
+    plain = contextlib.nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    with plain:
         shrinks = columns.shape[3] < columns.shape[2]
         if shrinks:
             return torch.matmul(rows, torch.matmul(x, columns))
