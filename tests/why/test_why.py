@@ -277,7 +277,7 @@ def test_a_gpu_that_is_missing_is_the_scripts_own_error(tmp_path):
 
 ON_A_DEVICE = """
 import queue, threading, time
-from anysize.doctor import controls, probe
+from anysize_why import controls, probe
 
 work = queue.Queue()
 
