@@ -39,7 +39,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from anysize.cli import main as cli
+from anysize.cli import main as anysize_command
 from anysize.geometry import Canvas, NetGeometry
 from anysize.models import weights_file
 from anysize.planning.canvases import Plan, write_plan
@@ -165,7 +165,7 @@ def live(folder: Path, console: Path, arguments: list[str], in_place: bool) -> N
     os.dup2(handle, 2)
     if in_place:
         state.write_atomic = weights_file.write_atomic = write_in_place
-    sys.exit(cli.main(arguments))
+    sys.exit(anysize_command(arguments))
 
 
 def write_in_place(path: Path, data: bytes) -> None:

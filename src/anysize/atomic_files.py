@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from anysize.errors import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such module.
+    fcntl = None
 
 LOCK_NAME = ".lock"
 
@@ -87,6 +91,10 @@ def only_process_in(folder: Path) -> Iterator[None]:
         ConfigError: Another process holds it.
         OSError: The folder cannot be written.
     """
+    if fcntl is None:
+        with _only_creator_in(folder):
+            yield
+        return
     handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -106,6 +114,27 @@ def only_process_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def _only_creator_in(folder: Path) -> Iterator[None]:
+    """The same on systems without `flock`: whoever creates the file holds the folder.
+
+    It is removed at the end, but a killed process leaves it behind.
+    """
+    path = folder / LOCK_NAME
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        raise ConfigError(
+            f"{folder} is in use: {path} exists. If no process is training in it, for one was "
+            "killed, remove that file; or set train.run to another folder."
+        ) from None
+    try:
+        os.close(handle)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import sys
 from contextlib import AbstractContextManager
 from typing import Literal
@@ -73,9 +72,16 @@ def synchronise(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory held so far: resident memory of the process, or allocations on a GPU."""
+    """The most memory held so far: resident memory of the process, or allocations on a GPU.
+
+    0 on systems that do not tell (Windows).
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows has no such module.
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -1,1 +1,3 @@
 """The command line: one file for each group of verbs."""
+
+from anysize.cli.main import main as main

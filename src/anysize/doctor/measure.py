@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import io
 import math
 import os
@@ -202,8 +201,10 @@ def _prepared(subject: Subject) -> Job:
 def _require_idle(run: Path) -> None:
     """Refuses a run that another process trains: both would slow each other down."""
     try:
+        import fcntl
+
         handle = os.open(run / LOCK_NAME, os.O_RDONLY)
-    except OSError:
+    except (ImportError, OSError):  # Windows has no such module.
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
