@@ -140,3 +140,45 @@ def test_evaluations_are_synced(tmp_path, monkeypatch):
         assert not synced
         log.write({"event": "evaluate", "step": 3})
         assert len(synced) == 1
+
+
+def test_a_link_is_followed_to_its_target(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_atomic(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_a_fifo_is_written_through(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(fifo, b"scores")
+    assert os.read(reader, 10) == b"scores"
+    os.close(reader)
+    assert fifo.is_fifo()
+
+
+def test_a_new_file_follows_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_atomic(tmp_path / "private", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
+    write_atomic(tmp_path / ("n" * 255), b"1")
+    assert (tmp_path / ("n" * 255)).read_bytes() == b"1"
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".lock").symlink_to(victim)
+    with pytest.raises(ConfigError, match="is a link"), only_process_in(tmp_path):
+        pass
+    assert victim.read_text() == "precious"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,20 +26,28 @@ def write_atomic(path: Path, data: bytes) -> None:
 
     The bytes go to a temporary file beside the target and are synced; then it replaces the target,
     and the folder is synced. The temporary file's name starts with a dot and ends with ".part"; a
-    process that is killed leaves it behind (`remove_unfinished`).
+    process that is killed leaves it behind (`remove_unfinished`). A new file follows the umask.
+
+    A link is followed, and its target is replaced; what is no regular file (a device, a FIFO) is
+    written through.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; names `path`, which is as it was.
     """
     with _naming(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        temporary = Path(name)
+        path = path.resolve() if path.is_symlink() else path
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                file.write(data)
+            return
+        # Only the start of a name, which may be as long as names can be.
+        temporary = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -95,7 +103,10 @@ def only_process_in(folder: Path) -> Iterator[None]:
         with _only_creator_in(folder):
             yield
         return
-    handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    path = folder / LOCK_NAME
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link, which no run of Anysize makes. Remove it.")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,7 +12,7 @@ def raise_signals(*numbers):
     return "went on"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_heeded_between_steps_and_at_once_in_harmless_work(number):
     before = signal.getsignal(number)
     done = []
@@ -27,6 +27,16 @@ def test_a_signal_is_heeded_between_steps_and_at_once_in_harmless_work(number):
         raise_signals(number)
     assert done == ["went on"]
     assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requests() as stop:
+            assert raise_signals(signal.SIGHUP) == "went on"
+            assert not stop.is_requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_signal_interrupts_at_once():

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request, which a run heeds where it can stop without loss."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request, which a run heeds where it can stop without loss."""
 
 from __future__ import annotations
 
@@ -42,9 +42,16 @@ class Stop:
             self.is_harmless = False
 
 
+def _stopping_signals() -> list[int]:
+    """Windows has no SIGHUP, and `nohup` asks to ignore it."""
+    hangup = getattr(signal, "SIGHUP", None)
+    obeyed = hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([hangup] if obeyed else [])]
+
+
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Stop]:
-    """Turns the first Ctrl-C or SIGTERM into a request; a second one interrupts at once."""
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request; a second one interrupts at once."""
     stop = Stop()
     before: dict[int, Any] = {}
 
@@ -56,7 +63,7 @@ def stop_requests() -> Iterator[Stop]:
             stop.heed()
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _stopping_signals():
             before[number] = signal.signal(number, request)
     except ValueError:  # Not in the main thread: signals are the caller's business.
         before.clear()
