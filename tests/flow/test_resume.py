@@ -296,3 +296,12 @@ def test_a_log_with_a_line_that_is_no_event_is_named(workspace):
         log.write_bytes(line + b"\n" + good)
         with pytest.raises(DataError, match="Line 1 of .*events"):
             run(workspace, resume=True)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again_over_its_weights(workspace):
+    folder = run(workspace, "train.epochs=1")
+    shutil.rmtree(folder / "checkpoints")
+    before = {p: p.read_bytes() for p in folder.iterdir() if p.is_file() and p.name != ".lock"}
+    with pytest.raises(ConfigError, match=r"no checkpoint.*start anew"):
+        run(workspace, "train.epochs=2", resume=True)
+    assert {p: p.read_bytes() for p in before} == before

@@ -18,7 +18,7 @@ from anysize.data.record import (
 from anysize.data.samples import Sample
 from anysize.errors import ConfigError, DataError
 from anysize.planning.planfile import write_plan
-from anysize.training.events import forget_events_after
+from anysize.training.events import forget_events_after, read_events
 from anysize.training.job import Job
 from anysize.training.plans import drawn_sizes
 from anysize.training.settings import check_same_settings
@@ -78,6 +78,14 @@ def restore(job: Job) -> int:
     check_same_settings(job.run, job.config)
     state = load_latest_state(job.run / "checkpoints")
     if state is None:
+        events = job.run / "events.jsonl"
+        if (job.run / "weights.safetensors").exists() or (events.exists() and read_events(events)):
+            raise ConfigError(
+                f"{job.run / 'checkpoints'} holds no checkpoint, but the run has trained: going on "
+                "would overwrite its weights and events. Put the checkpoints back, or start anew "
+                "without --resume: set train.run to another folder, and train.weights to "
+                f"{job.run / 'weights.safetensors'} to begin with what was learned."
+            )
         job.console.print("No checkpoint yet: starting from the first step.")
         return start(job)
     for message in state.damaged:

@@ -44,9 +44,9 @@ class Stop:
 
 def _stopping_signals() -> list[int]:
     """Windows has no SIGHUP, and `nohup` asks to ignore it."""
-    hangup = getattr(signal, "SIGHUP", None)
-    obeyed = hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([hangup] if obeyed else [])]
+    hangup: list[int] = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+    obeyed = [n for n in hangup if signal.getsignal(n) != signal.SIG_IGN]
+    return [signal.SIGINT, signal.SIGTERM, *obeyed]
 
 
 @contextlib.contextmanager
