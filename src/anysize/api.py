@@ -29,7 +29,7 @@ from anysize.device import Precision, select_device
 from anysize.errors import ConfigError, DataError
 from anysize.geometry import NetGeometry, Size
 from anysize.models.build import geometry_of
-from anysize.models.weights_file import load_weights, write_weights_file
+from anysize.models.weights_file import load_weights, weights_path, write_weights_file
 from anysize.onnx.file import open_onnx
 from anysize.planning.canvases import plan_canvases, worthwhile_canvases
 from anysize.planning.packing import Plan
@@ -167,8 +167,7 @@ def load(
     path = Path(path)
     if path.suffix == ".onnx" and not path.is_dir():
         return Labeller(open_onnx(path))
-    file = path / "weights.safetensors" if path.is_dir() else path
-    weights = load_weights(file, select_device(device))
+    weights = load_weights(weights_path(path), select_device(device))
     return Labeller(files.NetLabeller(weights=weights, precision=precision))
 
 
@@ -222,10 +221,9 @@ def evaluate(
         AnysizeError: No run, or its data cannot be read.
     """
     path = Path(run)
-    folder, file = (path, path / "weights.safetensors") if path.is_dir() else (path.parent, path)
     return evaluate_run(
-        folder,
-        load_weights(file, select_device(device)),
+        path if path.is_dir() else path.parent,
+        load_weights(weights_path(path), select_device(device)),
         data=None if data is None else Path(data),
         precision=precision,
         say=lambda line: _or_quiet(console).print(line, highlight=False, markup=False),

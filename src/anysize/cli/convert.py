@@ -11,7 +11,7 @@ from rich.console import Console
 
 from anysize.cli.output import require_folder
 from anysize.cli.parsing import verb
-from anysize.cli.run_folder import load_weights_of, weights_path
+from anysize.cli.run_folder import load_weights_of
 from anysize.config import LABELS_OF, LossKind
 from anysize.errors import ConfigError
 
@@ -103,7 +103,7 @@ def _convert(parsed: argparse.Namespace, console: Console) -> None:
 
 
 def _export(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.models.weights_file import read_weights_file
+    from anysize.models.weights_file import read_weights_file, weights_path
     from anysize.onnx.export import describe, export
 
     require_folder(parsed.out)

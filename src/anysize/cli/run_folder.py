@@ -12,11 +12,6 @@ if TYPE_CHECKING:
 def load_weights_of(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Weights:
     """The net of a run folder or a weights file, on a device."""
     from anysize.device import select_device
-    from anysize.models.weights_file import load_weights
+    from anysize.models.weights_file import load_weights, weights_path
 
     return load_weights(weights_path(path), select_device(device))
-
-
-def weights_path(path: Path) -> Path:
-    """The weights file of a run folder, or the file itself."""
-    return path / "weights.safetensors" if path.is_dir() else path

@@ -119,6 +119,11 @@ def read_weights_file(path: Path) -> WeightsFile:
     return parse_weights(path, metadata, tensors)
 
 
+def weights_path(path: Path) -> Path:
+    """The weights file of a run folder, or the file itself."""
+    return path / "weights.safetensors" if path.is_dir() else path
+
+
 def load_weights(path: Path, device: torch.device) -> Weights:
     """Reads a weights file and builds its net.
 

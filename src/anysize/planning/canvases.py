@@ -226,10 +226,6 @@ class _Job:
         """The plan with these canvases, in a fixed order."""
         return replace(self.plan, canvases=tuple(sorted(canvases)))
 
-    def fits_all(self, canvases: Sequence[Canvas]) -> bool:
-        """Whether every image fits on one of the canvases."""
-        return bool(_covered(self.needs, canvases).all())
-
 
 def _covered(needs: npt.NDArray[np.int32], canvases: Sequence[Canvas]) -> npt.NDArray[np.bool_]:
     shapes = np.array([(c.height, c.width) for c in canvases], np.int32).reshape(-1, 2)
