@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from anysize_why.cores import num_cores
 from anysize_why.counting import count_copies, count_primitives
 
 __all__ = ["run_controls"]
@@ -175,7 +176,7 @@ class Unseen:
 
 def _planned(replay: Replay, unseen: Unseen) -> Iterator[tuple[str, Callable[[float], Any]]]:
     """The controls that apply, by name; each is given its seconds."""
-    cores = _num_cores()
+    cores = num_cores()
     if unseen.varying and not replay.is_compiled:
         yield "sizes", lambda budget: _sizes(replay, unseen, budget)
     if any(p.dtype == torch.float64 for p in replay.model.parameters()):
@@ -460,12 +461,6 @@ def _works_ahead(tensor: torch.Tensor) -> bool:
 def _synchronise(tensor: torch.Tensor) -> None:
     if _works_ahead(tensor):
         torch.cuda.synchronize(tensor.device)
-
-
-def _num_cores() -> int:
-    from anysize_why.probe import num_cores
-
-    return num_cores()
 
 
 @contextmanager

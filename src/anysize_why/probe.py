@@ -33,7 +33,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Options", "Probe", "StopScript", "main", "num_cores", "run_script"]
+from anysize_why.cores import num_cores
+
+__all__ = ["Options", "Probe", "StopScript", "main", "run_script"]
 
 MAX_SEGMENTS = 2000
 """Stages that a step remembers in their order; a step with more keeps only the sums."""
@@ -739,18 +741,6 @@ def _device_of(model: Any) -> str:
     if model is None:
         return "cpu"
     return next((p.device.type for p in model.parameters()), "cpu")
-
-
-def num_cores() -> int:
-    """Cores that this process may use, whatever the machine has."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        return cores
 
 
 def _rss_bytes() -> int:

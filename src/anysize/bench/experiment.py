@@ -44,6 +44,7 @@ from anysize.device import select_device
 from anysize.errors import first_names
 from anysize.geometry import Canvas, Size
 from anysize.models.build import geometry_of
+from anysize_why.cores import num_cores
 
 QUICK_SECONDS, FULL_SECONDS = 150.0, 1110.0
 """That a benchmark may take in all."""
@@ -360,11 +361,10 @@ def _started(arm: Arm, settings: BenchSettings, device: str) -> Iterator[Worker]
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cpu": _cpu_name(),
-        "cores": cores,
+        "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),

@@ -58,6 +58,7 @@ from anysize.training.job import Job, prepare
 from anysize.training.loop import Place, drawn_epoch, run_steps
 from anysize.training.optim import set_learning_rate
 from anysize.training.settings import load_run_config, with_whole_paths
+from anysize_why.cores import num_cores
 
 __all__ = ["Subject", "find_subject", "measure"]
 
@@ -280,7 +281,7 @@ def _measure(job: Job, folder: Path, seconds: float, say: Callable[[str], object
     of_one_size = turns.pop(ONE_SIZE, [])
     return Measurements(
         device=_in_words(job.device),
-        cores=_num_cores(),
+        cores=num_cores(),
         threads=torch.get_num_threads(),
         fewer_threads=_fewer_threads(),
         settings=_settings(job, as_set),
@@ -705,8 +706,8 @@ def _other_loaders(
         return
     train = job.config.train
     changes: list[tuple[str, int]] = []
-    if train.loader_threads < _num_cores():
-        changes.append(("loader_threads", _num_cores()))
+    if train.loader_threads < num_cores():
+        changes.append(("loader_threads", num_cores()))
     if statistics.median(waits) < WORTH_A_TRIAL * statistics.median(r.wall_s for r in steady):
         changes.append(("prefetch_steps", 4 * train.prefetch_steps))
     for key, value in changes:
@@ -793,20 +794,9 @@ def _canvases_of(steps: Sequence[Step]) -> set[Canvas]:
     return {p.layout.canvas for s in steps for p in s.passes}
 
 
-def _num_cores() -> int:
-    """Cores that this process may use, by its affinity and its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        limit = max(int(quota) // int(period), 1)
-    except (OSError, ValueError):
-        return cores or 1
-    return min(cores or 1, limit)
-
-
 def _fewer_threads() -> int:
     """One a core, or half of them: other programs may have the rest of the cores."""
-    threads, cores = torch.get_num_threads(), _num_cores()
+    threads, cores = torch.get_num_threads(), num_cores()
     return cores if threads > cores else max(threads // 2, 1)
 
 
@@ -819,4 +809,4 @@ def _memory_bytes(device: torch.device) -> int:
 def _in_words(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_num_cores()} CPU core(s) with {torch.get_num_threads()} thread(s)"
+    return f"{num_cores()} CPU core(s) with {torch.get_num_threads()} thread(s)"
