@@ -161,13 +161,14 @@ def test_a_fifo_is_written_through(tmp_path):
     assert fifo.is_fifo()
 
 
-def test_a_new_file_follows_the_umask(tmp_path):
-    before = os.umask(0o077)
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_a_new_file_follows_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
     try:
-        write_atomic(tmp_path / "private", b"")
+        write_atomic(tmp_path / "file", b"")
     finally:
         os.umask(before)
-    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
 def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
