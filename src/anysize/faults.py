@@ -29,7 +29,7 @@ stray: a folder that is no class. size: a mask of another size than its image.
 rotated: a mask that was made of the image as it is stored, before its EXIF orientation is applied.
 encoding: readable, but not stored as asked for. values: ids that are no classes.
 binary: 0 and 255 where 0 and 1 are meant. colours: colours that are no class's.
-shapes: a polygon or run-length code that does not hold. labels: a name that is no class's."""
+shapes: a polygon or run-length code that is invalid. labels: a name that is not a class."""
 
 MOST_LISTED = 10
 """Faults that a message lists; it counts the others."""

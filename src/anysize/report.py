@@ -339,7 +339,7 @@ def _scores(path: Path) -> str:
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} does not hold the metrics of a run ({error}). Run `anysize evaluate` again."
+            f"{path} has no metrics of a run ({error}). Run `anysize evaluate` again."
         ) from None
     title = f"{_SCORE_NAMES[by_class]} (%)"
     return (

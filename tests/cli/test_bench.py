@@ -25,7 +25,7 @@ TINY = ("--units", "1,1,1,1", "--base-depth", "16", "--megapixels", "0.001", "0.
         (("--data", ".", "--megapixels", "0.1", "0.2"), "Leave one out"),
         (("--units", "1,1"), "`model.units` has 2 numbers"),
         (("--units", "a,b"), "invalid"),
-        (("--json", "no/such/folder/b.json"), "its folder is not there"),
+        (("--json", "no/such/folder/b.json"), "its folder does not exist"),
         (("--json", "."), "is a folder"),
         (("--plot", "b.jpg"), "must end with .png"),
         (("--json", "b.png", "--plot", "b.png"), "same file"),

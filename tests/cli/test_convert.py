@@ -120,7 +120,7 @@ def test_a_head_that_is_not_there_and_a_folder_that_is_not_there_are_named(works
     assert "no head 'upconv'" in said
     assert not (workspace / "x.safetensors").exists()
     said = convert(body, "gone/x.safetensors", cwd=workspace, code=2)
-    assert "gone/x.safetensors: its folder is not there" in said
+    assert "gone/x.safetensors: its folder does not exist" in said
     assert not (workspace / "gone").exists()
 
 

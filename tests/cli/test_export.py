@@ -111,7 +111,7 @@ def test_a_missing_extra_says_what_to_install(folder):
     [
         (("export", "nowhere", "-o", "m.onnx"), "nowhere"),
         (("export", "run", "-o", "m.bin"), "m.bin does not end with .onnx"),
-        (("export", "run", "-o", "gone/m.onnx"), "gone/m.onnx: its folder is not there"),
+        (("export", "run", "-o", "gone/m.onnx"), "gone/m.onnx: its folder does not exist"),
         (("export", "photos/0.png", "-o", "m.onnx"), "photos/0.png is damaged"),
         (("predict", "gone.onnx", "photos", "-o", "out"), "No such file: gone.onnx"),
         (("predict", "broken.onnx", "photos", "-o", "out"), "broken.onnx is damaged"),

@@ -13,7 +13,7 @@ from anysize.doctor.diagnose import (
     Trial,
     describe,
     diagnose,
-    reckon_epoch,
+    estimate_epoch,
 )
 
 SETTINGS = {
@@ -88,8 +88,8 @@ def only_finding(m):
     return finding
 
 
-def test_an_epoch_is_reckoned_and_its_stages_add_up():
-    epoch = reckon_epoch(measured())
+def test_an_epoch_is_estimated_and_its_stages_add_up():
+    epoch = estimate_epoch(measured())
     assert epoch.stages == pytest.approx(
         {
             "wait for data": 0.2 + 9 * 0.01,  # The first wait comes once an epoch.
@@ -113,7 +113,7 @@ def test_an_epoch_is_reckoned_and_its_stages_add_up():
 
 def test_what_grows_with_canvases_goes_by_pixels_and_the_rest_by_steps():
     small = tuple(a_step(pixels=500) for _ in range(5))
-    epoch = reckon_epoch(measured(steps=small))
+    epoch = estimate_epoch(measured(steps=small))
     assert epoch.stages["forward"] == pytest.approx(10.0)
     assert epoch.stages["optimiser"] == pytest.approx(5.0)
 
@@ -124,21 +124,21 @@ def test_first_visits_are_kept_apart_and_shared_out_over_the_run():
         a_step(new=1, more=4.0),
         *[a_step() for _ in range(3)],
     )
-    epoch = reckon_epoch(measured(steps=steps))
+    epoch = estimate_epoch(measured(steps=steps))
     assert epoch.stages["forward"] == pytest.approx(10.0)
     # 5 s more for each of 4 canvases, two of which were met, over 20 epochs.
     assert epoch.stages["first visits"] == pytest.approx(1.0)
 
 
 def test_where_all_steps_are_first_visits_they_count_as_they_are():
-    epoch = reckon_epoch(measured(steps=(a_step(new=1), a_step(new=1))))
+    epoch = estimate_epoch(measured(steps=(a_step(new=1), a_step(new=1))))
     assert epoch.stages["first visits"] == 0.0
     assert epoch.stages["forward"] == pytest.approx(10.0)
 
 
 def test_an_evaluation_at_the_end_only_is_shared_out_over_the_run():
     m = measured(settings={"train.evaluate_every": 0})
-    assert reckon_epoch(m).stages["evaluation"] == pytest.approx(4.0 / 20)
+    assert estimate_epoch(m).stages["evaluation"] == pytest.approx(4.0 / 20)
 
 
 def test_a_healthy_run_is_told_so_with_its_share_of_the_limit():
@@ -277,7 +277,7 @@ def test_evaluation_names_how_seldom():
     assert finding.settings == (("train.evaluate_every", 11),)
     assert finding.change == "train.evaluate_every = 11 (1 now)"
     assert finding.gain.startswith(f"{40 - 40 / 11:.2f} s")
-    assert "reckoned from 5" in finding.evidence
+    assert "estimated from 5" in finding.evidence
 
 
 def test_evaluation_is_never_rarer_than_the_end():

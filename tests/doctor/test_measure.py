@@ -17,7 +17,7 @@ from anysize.atomic_files import only_process_in
 from anysize.config import load_config
 from anysize.data.batch import Batch
 from anysize.doctor import measure as measure_module
-from anysize.doctor.diagnose import describe, diagnose, reckon_epoch
+from anysize.doctor.diagnose import describe, diagnose, estimate_epoch
 from anysize.doctor.measure import find_subject, measure
 from anysize.errors import ConfigError, DataError, DoctorError
 from anysize.geometry import Canvas, NetGeometry, Size, padded_batch
@@ -88,13 +88,13 @@ def test_the_stages_of_the_real_loop_add_up(planned):
     diagnosis = diagnose(m)
     found = diagnosis.verdict
     assert sum(s for _, s in found.stages) == pytest.approx(found.wall_s, rel=0, abs=1e-9)
-    assert found.wall_s == reckon_epoch(m).wall_s
+    assert found.wall_s == estimate_epoch(m).wall_s
     # What no stage accounts for is a line of its own, and what it says is what is left.
     name, rest = found.stages[-1]
     assert name == "unaccounted"
     named = sum(seconds for _, seconds in found.stages[:-1])
     assert rest == pytest.approx(found.wall_s - named, rel=0, abs=1e-9)
-    assert rest == pytest.approx(reckon_epoch(m).unaccounted_s, rel=0, abs=1e-9)
+    assert rest == pytest.approx(estimate_epoch(m).unaccounted_s, rel=0, abs=1e-9)
     share = f"{rest / found.wall_s:.1%}"
     assert any(
         line.split()[0] == "unaccounted" and line.split()[-1] == share
@@ -357,13 +357,13 @@ def test_one_canvas_for_images_of_all_sizes_is_found(workspace):
 
 
 @pytest.mark.slow
-def test_a_reckoned_epoch_is_a_real_one(planned):
+def test_an_estimated_epoch_is_a_real_one(planned):
     """The net is large enough for the rest of the loop to be small."""
     path = planned / "run.toml"
     text = path.read_text().replace("base_depth = 8", "base_depth = 32")
     path.write_text(text.replace("epochs = 3", "epochs = 6"))
     m = measured(path, seconds=20)
-    epoch = reckon_epoch(m)
+    epoch = estimate_epoch(m)
     assert epoch.unaccounted_s <= 0.03 * epoch.wall_s
     began = time.perf_counter()
     folder = train(path, console=Console(quiet=True))

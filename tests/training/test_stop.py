@@ -13,14 +13,14 @@ def raise_signals(*numbers):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_heeded_between_steps_and_at_once_in_harmless_work(number):
+def test_a_signal_is_obeyed_between_steps_and_at_once_in_harmless_work(number):
     before = signal.getsignal(number)
     done = []
     with stop_requests() as stop:
-        stop.heed()
+        stop.raise_if_requested()
         done.append(raise_signals(number))
         with pytest.raises(StoppedByUserError, match="--resume"):
-            stop.heed()
+            stop.raise_if_requested()
         with pytest.raises(StoppedByUserError), stop.at_once():
             done.append("not reached")
     with stop_requests() as stop, pytest.raises(StoppedByUserError), stop.at_once():

@@ -79,7 +79,7 @@ def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, 
 
     Raises:
         BenchError: An arm failed or died.
-        DeviceError: A device was asked for that is not there.
+        DeviceError: A device was asked for that does not exist.
     """
     began = time.perf_counter()
     seconds = FULL_SECONDS if settings.full else QUICK_SECONDS
@@ -116,7 +116,7 @@ def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, 
         if cut:
             run.note(cut)
         end = began + seconds - END_SECONDS - (COMPILE_SECONDS if settings.full else 0)
-        # No ratio is between ten sizes and others, and memory does not hold all arms at once.
+        # No ratio is between ten sizes and others, and all arms at once do not fit in memory.
         ten = [arm for arm in arms if arm.sizes == "ten"]
         others = [arm for arm in arms if arm.sizes != "ten"]
         limits: list[float] = []
@@ -268,7 +268,7 @@ class _Run:
     def _that_fit(
         self, num_rounds: int, num_turns: int, a_turn: float, end: float
     ) -> tuple[int, int]:
-        """Rounds and turns a round, fewer than wanted where the time does not hold them."""
+        """Rounds and turns a round, fewer than wanted where time runs out."""
         left = end - time.perf_counter()
         wanted = max(num_turns // num_rounds, 1)
         fitting = int(left / num_rounds / a_turn - AGAIN)

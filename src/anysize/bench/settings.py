@@ -60,7 +60,7 @@ def bench_settings(
     """The settings that the options of the command mean; None stands for the mode's default.
 
     Raises:
-        ConfigError: An option does not hold.
+        ConfigError: An option is invalid.
         DataError: The folder has no images, or one cannot be read.
     """
     check_model(model, "command line")

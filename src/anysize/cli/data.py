@@ -65,7 +65,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     plan.add_argument("-o", "--out", type=Path, help="plan file to write; without it, only look")
     plan.add_argument("--images-per-step", type=int, help="images an optimiser step")
     plan.add_argument("--max-pixels-per-step", type=int, help="most canvas pixels at once")
-    plan.add_argument("--max-canvases", type=int, help="most canvas shapes (as many as pay)")
+    plan.add_argument(
+        "--max-canvases", type=int, help="most canvas shapes (default: chosen automatically)"
+    )
     plan.add_argument("--output-stride", type=int, choices=(8, 16, 32), help="of the net")
 
 

@@ -77,4 +77,4 @@ def require_writable(out: Path) -> None:
 def require_folder(out: Path) -> None:
     """Refuses a file whose folder does not exist."""
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"{out}: its folder is not there. Make it first.")
+        raise ConfigError(f"{out}: its folder does not exist; create it first.")

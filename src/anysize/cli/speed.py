@@ -126,7 +126,7 @@ def _why(parsed: argparse.Namespace, console: Console) -> int:
 
     for report in (parsed.json, parsed.html):
         if report is not None and not report.absolute().parent.is_dir():
-            raise ConfigError(f"{report}: its folder is not there. Make it first.")
+            raise ConfigError(f"{report}: its folder does not exist; create it first.")
     reports = {name: path.absolute() for name in ("json", "html") if (path := vars(parsed)[name])}
     watched = watch(parsed.script, parsed.arguments, num_steps=parsed.steps, seconds=parsed.seconds)
     try:

@@ -62,7 +62,7 @@ def read_names(path: Path) -> Classes:
     """Reads a list of class names, a line each, as LabelMe has it; `__ignore__` is passed over.
 
     Raises:
-        DataError: It cannot be read, or the names do not hold.
+        DataError: It cannot be read, or the names are invalid.
     """
     return named_classes([n for n in read_lines(path) if n != IGNORE_NAME], str(path))
 

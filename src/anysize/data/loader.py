@@ -69,12 +69,12 @@ def load_steps(
         num_threads: Images that are worked on at once.
         prefetch_steps: Steps made ready ahead of the one that was last yielded; bounds the memory.
         start: Steps to leave out at the front, for a run that resumes.
-        skip_broken: Leave images out that cannot be decoded or do not hold; `LoadedStep.broken`
+        skip_broken: Leave images out that cannot be decoded or are invalid; `LoadedStep.broken`
             names them.
         stage: What the parts of the work run in, in several threads, for one who times them.
 
     Raises:
-        DataError: An image or mask cannot be decoded or does not hold; raised in the caller's
+        DataError: An image or mask cannot be decoded or is invalid; raised in the caller's
             thread when its step is due. Not with `skip_broken`.
     """
     recipe = _Recipe(

@@ -37,7 +37,7 @@ def check_fits(root: Path, masks: MaskKind, classes: Classes, kind: LabelKind) -
     elif masks in {"index", "colours"} and len(classes.names) > 1:
         raise DataError(
             f"The masks of {root} hold one class a pixel, but loss.kind is sigmoid, which takes a "
-            f'mask a class. Set loss.kind to "softmax", or give a folder a class.'
+            f'mask a class. Set loss.kind to "softmax", or give one folder per class.'
         )
 
 

@@ -38,7 +38,7 @@ class Comparison:
 
     Attributes:
         train, val: The samples of the record, in its order.
-        added: Stems that a new run would take and the record does not hold.
+        added: Stems that a new run would take and the record does not have.
         same_lists: Whether a new run would take these samples in this order.
         changed: Stems whose files have another length now, but images of the same size.
     """

@@ -241,7 +241,7 @@ def _check_ids(
         )
     if classes.ids and kind == "multilabel" and masks not in {"labelme", "coco", "polygons"}:
         raise DataError(
-            f"`ignore_index` is 0 in {root / 'classes.toml'}, but 0 says that a class is not there "
+            f"`ignore_index` is 0 in {root / 'classes.toml'}, but 0 says that a class is absent "
             f"in masks of one class each. Use another value, or leave it out."
         )
 
@@ -348,7 +348,7 @@ def split_samples(
         listed: `Folder.listed`.
 
     Raises:
-        DataError: A list cannot be read, is empty, repeats a stem or names one that is not there;
+        DataError: A list cannot be read, is empty, repeats a stem or names one that does not exist;
             a stem is in both lists; there are too few samples to draw from.
     """
     by_stem = {sample.stem: sample for sample in samples}
@@ -418,11 +418,11 @@ class Folder:
         kind: What they become.
         classes: Of `classes.toml`, or of the layout.
         samples: The images whose headers and labels' headers hold, sorted by stem.
-        refused: Those whose image can be read, but whose labels do not hold by their headers.
+        refused: Those whose image can be read, but whose labels are invalid by their headers.
         faults: What is wrong with the folder, the refused, and images that cannot be read.
         listed: Stems of the layout's own split into training and evaluation.
         labels: Folder or file of the labels.
-        num_pairs: Images that have labels, with those whose headers do not hold.
+        num_pairs: Images that have labels, with those whose headers are invalid.
         description: What was found and how it was told, in a line.
         notes: What else a person should know, a sentence each.
     """

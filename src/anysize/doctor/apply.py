@@ -40,7 +40,7 @@ def faster_file(subject: Subject, given: Path | None) -> Path:
     """Where the changed file goes: where it was asked for, or beside the file or the run folder.
 
     Raises:
-        DoctorError: It is there already, has no place to be, or is no `.toml`.
+        DoctorError: It already exists, its folder does not, or it is not named `.toml`.
     """
     path = given
     if path is None and subject.run is not None:
@@ -51,7 +51,7 @@ def faster_file(subject: Subject, given: Path | None) -> Path:
         raise DoctorError(f"--apply is {path}; the file of a run ends with .toml.")
     if path.exists():
         raise DoctorError(
-            f"{path} is there already, and is never written over. Remove it, or name another file "
+            f"{path} already exists and is never overwritten. Remove it, or name another file "
             "with --apply."
         )
     if not path.parent.is_dir():

@@ -1,6 +1,6 @@
 """From the measurements of a run to findings. Pure: no clock, no net.
 
-An epoch is reckoned from the steps that were measured: what grows with the canvas by its pixels,
+An epoch is estimated from the steps that were measured: what grows with the canvas by its pixels,
 the rest by the number of steps. Every finding rests on a control or a trial: the same work measured
 by turns as it is set and as it would be. A gain that not nearly all turns agree on is no finding.
 """
@@ -26,7 +26,7 @@ __all__ = [
     "Trial",
     "describe",
     "diagnose",
-    "reckon_epoch",
+    "estimate_epoch",
 ]
 
 WAIT, OPTIMISER = "wait for data", "optimiser"
@@ -50,7 +50,7 @@ PLENTY = 0.7
 """Share of the memory that may be taken where activations are kept."""
 
 
-def reckon_epoch(m: Measurements) -> Epoch:
+def estimate_epoch(m: Measurements) -> Epoch:
     """What one epoch takes, stage by stage, from the steps that were measured."""
     repeats = [s for s in m.steps if not s.new_canvases] or list(m.steps)
     by_pixels = m.epoch_computed_pixels / sum(s.computed_pixels for s in repeats)
@@ -88,7 +88,7 @@ def _first_visits(m: Measurements, repeats: Sequence[StepTimes]) -> float:
 
 def diagnose(m: Measurements) -> Diagnosis:
     """Findings, most costly first, and what was found harmless."""
-    epoch = reckon_epoch(m)
+    epoch = estimate_epoch(m)
     looked: tuple[Callable[[Measurements, Epoch], _Found | str | None], ...] = (
         _waiting,
         _canvases,
@@ -129,7 +129,7 @@ def describe(m: Measurements, diagnosis: Diagnosis) -> str:
     loader = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in m.loader_s.items())
     lines = [
         f"An epoch of {m.steps_per_epoch} steps and {m.epoch_images} images on {m.device}, "
-        f"reckoned from {len(m.steps)} steps that were measured ({firsts} of them with a first "
+        f"estimated from {len(m.steps)} steps that were measured ({firsts} of them with a first "
         f"visit) and {m.evaluated_images} of {m.val_images} images of the evaluation.",
         format_verdict(diagnosis.verdict, over="epoch"),
         f"Beside the steps, in {m.settings['train.loader_threads']} loader thread(s): {loader} an "
@@ -220,7 +220,7 @@ def _canvases(m: Measurements, epoch: Epoch) -> _Found | str | None:
 def _evaluation(m: Measurements, epoch: Epoch) -> _Found | str | None:
     cost = epoch.stages["evaluation"]
     every = m.settings["train.evaluate_every"] or m.epochs
-    some = f" (reckoned from {m.evaluated_images})" if m.evaluated_images < m.val_images else ""
+    some = f" (estimated from {m.evaluated_images})" if m.evaluated_images < m.val_images else ""
     said = (
         f"an evaluation of {m.val_images} images{some} takes {m.evaluation_s:.2f} s, and comes "
         f"every {every} epoch(s)"
@@ -265,7 +265,7 @@ def _counted(cause: str, key: str, wanted: int, every: int, cost: float, said: s
         evidence=said,
         change=f"{key} = {wanted} ({every} now)",
         saved_s=saved,
-        known="reckoned: it comes less often",
+        known="estimated: it happens less often",
         settings=((key, wanted),),
     )
 
@@ -525,7 +525,7 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """An epoch, reckoned.
+    """An epoch, estimated.
 
     Attributes:
         wall_s: Of all of it; first visits are shared out over the epochs of the run.

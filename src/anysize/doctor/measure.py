@@ -132,7 +132,7 @@ def find_subject(path: Path) -> Subject:
     """What a run folder or a `run.toml` names.
 
     Raises:
-        ConfigError: No such run, or the settings do not hold.
+        ConfigError: No such run, or the settings are invalid.
         DoctorError: The run is finished, or is being trained at this moment.
     """
     is_run = path.suffix != ".toml"
@@ -159,7 +159,7 @@ def measure(
         say: Told what is being done.
 
     Raises:
-        AnysizeError: The data folder does not hold, the run is finished, or memory ran out.
+        AnysizeError: The data folder is invalid, the run is finished, or memory ran out.
     """
     if not 0 < seconds <= MOST_SECONDS:
         raise DoctorError(
@@ -555,7 +555,7 @@ class _Controls:
         return names
 
     def _is_possible(self, name: str, kept: Sequence[LoadedStep]) -> bool:
-        """Takes the first visits; a change that memory does not hold is none."""
+        """Takes the first visits; a change that does not fit in memory is dropped."""
         try:
             if name == ONE_SIZE:
                 self._time("", [self._one_size])
@@ -752,7 +752,7 @@ def _other_plans(
                 must_fit=[largest_size(config.augment, s.size) for s in job.train_samples],
             )
         except ShapeError:
-            continue  # So few canvases do not hold all images.
+            continue  # So few canvases do not fit all images.
         packed = epoch_steps(plan, sizes, seed=seed, epoch=0)
         if cost(packed) < least:
             least = cost(packed)

@@ -231,7 +231,7 @@ def parse_weights(
             raise ConfigError(f"the kind of labels is {kind[:80]!r}")
     except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:
         raise WeightsError(
-            f"The metadata of {path} does not hold: {error}. Take another file, or write it again."
+            f"The metadata of {path} is invalid: {error}. Take another file, or write it again."
         ) from None
     return WeightsFile(
         config=config,

@@ -226,7 +226,7 @@ def open_onnx(path: Path) -> OnnxLabeller:
     if not path.is_file():
         raise WeightsError(f"No such file: {path}.")
     if path.stat().st_size > MAX_FILE_BYTES:
-        raise WeightsError(f"{path} has more than 2 GB, so it is no ONNX file in one piece.")
+        raise WeightsError(f"{path} has more than 2 GB, so it is not an ONNX file in one piece.")
     return load_onnx(path.read_bytes(), str(path))
 
 
@@ -324,7 +324,7 @@ def _read_description(metadata: Mapping[str, str], name: str) -> OnnxDescription
         _check_classes(description.classes)
     except (KeyError, ValueError, TypeError, RecursionError, AnysizeError) as error:
         raise WeightsError(
-            f"The metadata of {name} does not hold: {str(error).rstrip('.')}. Export it again."
+            f"The metadata of {name} is invalid: {str(error).rstrip('.')}. Export it again."
         ) from None
     return description
 

@@ -133,7 +133,7 @@ def plan_canvases(
     Raises:
         ConfigError: A limit is below 1, or there are no sizes.
         ShapeError: An image needs a canvas above `max_pixels_per_step`, or the largest images
-            differ so much in shape that `max_canvases` do not hold them.
+            differ so much in shape that `max_canvases` do not fit them.
     """
     limits = {
         "plan.images_per_step": images_per_step,

@@ -1,4 +1,4 @@
-"""Grouping images that share a canvas: in twos, those in twos again, up to the images of a pass.
+"""Grouping images that share a canvas: in pairs, those in pairs again, up to the images of a pass.
 
 At each level a block is matched with another at the cost of the part of a canvas that both will
 take up. With four images a pass, for example, a canvas of four slots is a padded batch, and a match

@@ -1,6 +1,6 @@
-"""Matching blocks in twos at the least total cost, by simulated annealing on whole arrays.
+"""Matching blocks in pairs at the least total cost, by simulated annealing on whole arrays.
 
-In each round, the matched twos are themselves put in twos at random; each four may then change
+In each round, the matched pairs are themselves paired at random; each four may then change
 partners. All of them decide at once, by heat bath: at temperature `t`, a change that costs `c` more
 has `exp(-c / t)` times the chance of staying. On 300 blocks, it comes within 0.1% of the least
 possible cost (Edmonds' matching) in a twentieth of its time.

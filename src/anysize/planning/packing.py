@@ -1,9 +1,9 @@
 """Packing images onto the canvases of a plan, step by step.
 
-Images are matched in twos, and those in twos again, up to the images of a pass; the cost of a match
-is the part of a canvas that it will take up (`anysize.planning.blocks`). So a canvas with as many
-slots as images is a padded batch, one with half as many holds two images a slot, and one with a
-quarter as many holds four: in a row, in a column, or two by two.
+Images are matched in pairs, and those in pairs again, up to the images of a pass; the cost of a
+match is the part of a canvas that it will take up (`anysize.planning.blocks`). So a canvas with as
+many slots as images is a padded batch, one with half as many holds two images a slot, and one with
+a quarter as many holds four: in a row, in a column, or two by two.
 
 The images come in a random order, which changes from epoch to epoch. It is cut into windows of a
 few hundred images, and images meet within their window; the search starts from that order and draws

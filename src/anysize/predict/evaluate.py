@@ -69,7 +69,7 @@ def evaluate(
 
     Raises:
         ConfigError: The plan was made for a net of another geometry.
-        DataError: There is no sample, or an image or mask cannot be read or does not hold.
+        DataError: There is no sample, or an image or mask cannot be read or is invalid.
         WeightsError: A logit is not finite.
     """
     if not samples:

@@ -91,7 +91,7 @@ def _evaluate(job: Job, step: int, log: EventLog, stop: Stop) -> dict[str, Any]:
                 pixels=job.pixels,
                 precision=job.config.train.precision,
                 num_threads=job.config.train.loader_threads,
-                progress=stop.heed,
+                progress=stop.raise_if_requested,
                 broken=broken,
             )
         except (RuntimeError, MemoryError) as error:

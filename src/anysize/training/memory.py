@@ -1,8 +1,8 @@
 """What a run does about steps that went wrong, and what it remembers of them.
 
-A step whose loss or gradient is not finite is skipped; one that memory does not hold is computed in
-smaller passes, and so are all later ones; an image that cannot be read may be left out. All of it
-is counted in a `Tally`, which every checkpoint holds, so that a resumed run goes on in the same
+A step whose loss or gradient is not finite is skipped; one that does not fit in memory is computed
+in smaller passes, and so are all later ones; an image that cannot be read may be left out. All of
+it is counted in a `Tally`, which every checkpoint holds, so that a resumed run goes on in the same
 way.
 """
 

@@ -99,7 +99,7 @@ def say_smaller_passes(job: Job, step: int, log: EventLog) -> None:
     log.write({"event": "memory", "step": step + 1, "max_pass_pixels": limit})
 
 
-def say_mishaps(job: Job) -> None:
+def say_left_out(job: Job) -> None:
     """Says at the end of a run which steps and images were left out."""
     tally = job.tally
     if tally.num_skipped:

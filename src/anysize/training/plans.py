@@ -62,7 +62,7 @@ def training_sizes(config: RunConfig, base: Path) -> tuple[list[Size], list[Size
         base: Folder of the TOML file.
 
     Raises:
-        DataError: The data folder does not hold.
+        DataError: The data folder is invalid.
     """
     root = base / config.data.root
     folder = read_folder(root, config.data, config.loss.labels)

@@ -19,7 +19,7 @@ from anysize.training.events import EventLog
 from anysize.training.job import Job, prepare
 from anysize.training.loop import Place, drawn_epoch, is_finite, run_steps
 from anysize.training.memory import memory_as_a_message
-from anysize.training.messages import say_mishaps, say_norms_that_cannot_learn
+from anysize.training.messages import say_left_out, say_norms_that_cannot_learn
 from anysize.training.run_folder import require_run_folder, restore, save, start
 from anysize.training.settings import config_as_begun, load_run_config, with_whole_paths
 from anysize.training.stop import stop_requests
@@ -71,7 +71,7 @@ def train(
                 log.write({"event": "resume", "step": first_step})
             with memory_as_a_message():
                 _run_epochs(job, first_step, log)
-    say_mishaps(job)
+    say_left_out(job)
     return run
 
 
@@ -102,7 +102,7 @@ def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
                 with contextlib.closing(run_steps(job, epoch, steps, draws, place, log)) as done:
                     for loss in done:
                         progress.update(bar, completed=place.step, description=loss)
-                        stop.heed()
+                        stop.raise_if_requested()
                 evaluate_if_due(job, place.step, log, stop)
         finally:
             # Also after an error in the data: what was learned so far is not lost. An update that

@@ -141,7 +141,7 @@ def load_latest_state(folder: Path) -> State | None:
         except WeightsError as error:
             damaged.append(str(error))
         except (KeyError, ValueError, TypeError, RecursionError) as error:
-            damaged.append(f"The metadata of {path} does not hold: {error!r}.")
+            damaged.append(f"The metadata of {path} is invalid: {error!r}.")
     if damaged:
         raise WeightsError(
             f"No checkpoint in {folder} can be read: {' '.join(damaged)} Start a new run; if there "

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a request, which a run heeds where it can stop without loss."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request, which a run follows where it can stop without loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stop:
         self.is_requested = False
         self.is_harmless = False
 
-    def heed(self, *_: int) -> None:
+    def raise_if_requested(self, *_: int) -> None:
         """Called between steps, and between the images of an evaluation.
 
         Raises:
@@ -34,7 +34,7 @@ class Stop:
         Raises:
             StoppedByUserError: The user asked to stop, before or while it runs.
         """
-        self.heed()
+        self.raise_if_requested()
         self.is_harmless = True
         try:
             yield
@@ -60,7 +60,7 @@ def stop_requests() -> Iterator[Stop]:
         for n, handler in before.items():
             signal.signal(n, handler)
         if stop.is_harmless:
-            stop.heed()
+            stop.raise_if_requested()
 
     try:
         for number in _stopping_signals():
