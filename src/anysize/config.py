@@ -12,11 +12,11 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from anysize.errors import ConfigError
 from anysize.geometry import LossAt, NetGeometry, PoolPadding
-from anysize.tables import from_table
+from anysize.tables import Count, Index, NotNegative, Positive, Share, Within, from_table
 
 LabelKind = Literal["multiclass", "multilabel"]
 """What the labels of a pixel are: one class, or any number of them."""
@@ -58,10 +58,10 @@ class PixelConvention:
     """
 
     channel_order: Literal["RGB", "BGR"] = "RGB"
-    max_value: float = 255.0
+    max_value: Positive = 255.0
     mean: tuple[float, ...] = (123.68, 116.779, 103.939)
-    std: tuple[float, ...] = (1.0, 1.0, 1.0)
-    white: int = 65535
+    std: tuple[Positive, ...] = (1.0, 1.0, 1.0)
+    white: Annotated[int, Within(255, 65535)] = 65535
     float_range: tuple[float, ...] = ()
 
 
@@ -103,7 +103,7 @@ class DataConfig:
     labels: str = ""
     train: str = ""
     val: str = ""
-    val_fraction: float = 0.2
+    val_fraction: Share = 0.2
     skip_broken: bool = False
 
 
@@ -119,9 +119,9 @@ class PlanConfig:
     """
 
     file: str = ""
-    images_per_step: int = 4
-    max_pixels_per_step: int = 1_048_576
-    max_canvases: int = 0
+    images_per_step: Count = 4
+    max_pixels_per_step: Count = 1_048_576
+    max_canvases: Index = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,15 +147,15 @@ class ModelConfig:
     """
 
     depth: int = 50
-    units: tuple[int, ...] = ()
-    num_channels: int = 3
-    base_depth: int = 64
+    units: tuple[Annotated[int, Within(1, 1000)], ...] = ()
+    num_channels: Annotated[int, Within(1, 64)] = 3
+    base_depth: Annotated[int, Within(1, 4096)] = 64
     output_stride: Literal[8, 16, 32] = 16
     pool_padding: PoolPadding = "same"
     stride_position: Literal["last_3x3", "first_3x3", "first_1x1"] = "last_3x3"
     dilation_rule: Literal["new", "previous"] = "new"
     norm: Literal["frozen", "trained"] = "frozen"
-    norm_decay: float = 0.997
+    norm_decay: Annotated[float, Within(0, 0.999999)] = 0.997
     head_relu: bool = False
     loss_at: LossAt = "grid"
     activation_checkpointing: bool = False
@@ -171,12 +171,16 @@ class LossConfig:
     """
 
     kind: LossKind = "softmax"
-    class_weights: tuple[float, ...] = ()
+    class_weights: tuple[NotNegative, ...] = ()
 
     @property
     def labels(self) -> LabelKind:
         """What the labels of a pixel are."""
         return LABELS_OF[self.kind]
+
+
+Factor = Annotated[float, Within(0.01, 100)]
+UpToOne = Annotated[float, Within(0, 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +194,13 @@ class AugmentConfig:
         crop: (height, width) of a random crop of images larger than it; empty keeps the whole.
     """
 
-    min_scale: float = 1.0
-    max_scale: float = 1.0
+    min_scale: Factor = 1.0
+    max_scale: Factor = 1.0
     mirror: bool = True
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    crop: tuple[int, ...] = ()
+    brightness: UpToOne = 0.0
+    contrast: UpToOne = 0.0
+    saturation: UpToOne = 0.0
+    crop: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,14 +220,14 @@ class OptimConfig:
     """
 
     kind: Literal["sgd", "adamw"] = "sgd"
-    lr: float = 0.001
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
+    lr: NotNegative = 0.001
+    momentum: Annotated[float, Within(0, 0.999999)] = 0.9
+    weight_decay: NotNegative = 1e-4
     schedule: Literal["constant", "multistep", "poly"] = "constant"
-    milestones: tuple[int, ...] = ()
-    gamma: float = 0.1
-    power: float = 0.9
-    warmup_steps: int = 0
+    milestones: tuple[Index, ...] = ()
+    gamma: NotNegative = 0.1
+    power: Annotated[float, Within(0, 100)] = 0.9
+    warmup_steps: Index = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,18 +252,18 @@ class TrainConfig:
     """
 
     run: str = "run"
-    epochs: int = 10
-    seed: int = 0
+    epochs: Count = 10
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bf16"] = "bf16"
     channels_last: bool = True
     weights: str = ""
-    log_every: int = 10
-    checkpoint_every: int = 100
-    evaluate_every: int = 1
-    loader_threads: int = 1
-    prefetch_steps: int = 4
-    max_bad_steps: int = 5
+    log_every: Count = 10
+    checkpoint_every: Count = 100
+    evaluate_every: Index = 1
+    loader_threads: Annotated[int, Within(1, 1024)] = 1
+    prefetch_steps: Annotated[int, Within(1, 1000)] = 4
+    max_bad_steps: Count = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +311,7 @@ def load_config(
     for section, values in (defaults or {}).items():
         _fill_in(table, section, values)
     config = from_table(RunConfig, table, source)
-    _check(config, source)
+    _check_together(config, source)
     return config
 
 
@@ -342,20 +346,7 @@ def read_geometry(table: object, source: str) -> NetGeometry:
     Raises:
         ConfigError: It is not a table, or a value is of the wrong type or range; names `source`.
     """
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"`geometry` must be an object ({source}).")
-    keys = typing.cast("Mapping[str, Any]", table)
-    geometry = from_table(NetGeometry, keys, source, prefix="geometry.")
-    for key in ("output_stride", "canvas_multiple", "size_multiple", "logits_per_cell"):
-        if not getattr(geometry, key) > 0:
-            raise ConfigError(
-                f"`geometry.{key}` is {getattr(geometry, key)}; it must be above 0 ({source})."
-            )
-    for key in ("gutter", "logits_cover"):
-        if getattr(geometry, key) < 0:
-            raise ConfigError(
-                f"`geometry.{key}` is {getattr(geometry, key)}; it must not be negative ({source})."
-            )
+    geometry = from_table(NetGeometry, table, source, prefix="geometry.")
     if geometry.output_stride % geometry.logits_per_cell:
         raise ConfigError(
             f"`geometry.output_stride` is {geometry.output_stride}, which is not a multiple of "
@@ -396,52 +387,12 @@ def _fill_in(table: dict[str, Any], section: str, values: Mapping[str, Any]) -> 
             given.setdefault(key, as_list)
 
 
-def _check(config: RunConfig, source: str) -> None:
-    positive = {
-        "plan.images_per_step": config.plan.images_per_step,
-        "plan.max_pixels_per_step": config.plan.max_pixels_per_step,
-        "train.epochs": config.train.epochs,
-        "train.log_every": config.train.log_every,
-        "train.checkpoint_every": config.train.checkpoint_every,
-        "train.loader_threads": config.train.loader_threads,
-        "train.prefetch_steps": config.train.prefetch_steps,
-        "train.max_bad_steps": config.train.max_bad_steps,
-        "augment.min_scale": config.augment.min_scale,
-    }
-    for key, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"`{key}` is {value}; it must be above 0 ({source}).")
-    not_negative = {
-        "plan.max_canvases": config.plan.max_canvases,
-        "optim.lr": config.optim.lr,
-        "optim.weight_decay": config.optim.weight_decay,
-        "optim.warmup_steps": config.optim.warmup_steps,
-        "train.evaluate_every": config.train.evaluate_every,
-        "train.seed": config.train.seed,
-        "augment.brightness": config.augment.brightness,
-        "augment.contrast": config.augment.contrast,
-        "augment.saturation": config.augment.saturation,
-    }
-    for key, value in not_negative.items():
-        if not value >= 0:
-            raise ConfigError(f"`{key}` is {value}; it must not be negative ({source}).")
-    _check_together(config, source)
-
-
 def check_model(model: ModelConfig, source: str) -> None:
     """Raises a ConfigError, which names `source`, where settings of the net are invalid."""
-    if not 1 <= model.num_channels <= 64:
-        raise ConfigError(
-            f"`model.num_channels` is {model.num_channels}; it must be from 1 to 64 ({source})."
-        )
-    if model.base_depth < 1:
-        raise ConfigError(f"`model.base_depth` is {model.base_depth}; at least 1 ({source}).")
     if model.units and len(model.units) != 4:
         raise ConfigError(
             f"`model.units` has {len(model.units)} numbers; it must have 4 ({source})."
         )
-    if any(u < 1 for u in model.units):
-        raise ConfigError(f"`model.units` {model.units}: at least 1 a block ({source}).")
     if not model.units and model.depth not in UNITS:
         raise ConfigError(
             f"`model.depth` is {model.depth}; it must be one of "
@@ -452,31 +403,24 @@ def check_model(model: ModelConfig, source: str) -> None:
             f'`model.dilation_rule` "previous" goes with a stride in the first unit ({source}). '
             'Set `model.stride_position` to "first_3x3", as torchvision has it.'
         )
-    if not 0 <= model.norm_decay < 1:
-        raise ConfigError(
-            f"`model.norm_decay` is {model.norm_decay}; it must be at least 0 and below 1 "
-            f"({source})."
-        )
 
 
 def _check_together(config: RunConfig, source: str) -> None:
     check_model(config.model, source)
+    weights = config.loss.class_weights
+    if weights and not any(weights):
+        raise ConfigError(
+            f"`loss.class_weights` are all 0, so nothing would be learned ({source})."
+        )
     if config.augment.max_scale < config.augment.min_scale:
         raise ConfigError(
             f"`augment.max_scale` {config.augment.max_scale} is below `augment.min_scale` "
             f"{config.augment.min_scale} ({source})."
         )
     crop = config.augment.crop
-    if crop and (len(crop) != 2 or min(crop) < 1):
-        raise ConfigError(
-            f"`augment.crop` is {list(crop)}; it must be [height, width], each above 0 ({source})."
-        )
+    if crop and len(crop) != 2:
+        raise ConfigError(f"`augment.crop` is {list(crop)}; it must be [height, width] ({source}).")
     check_pixels(config.pixels, config.model.num_channels, source)
-    if not 0 < config.data.val_fraction < 1:
-        raise ConfigError(
-            f"`data.val_fraction` is {config.data.val_fraction}; it must lie between 0 and 1 "
-            f"({source})."
-        )
     pattern = config.data.mask_pattern
     if pattern.count("{stem}") != 1 or "/" in pattern or "\\" in pattern:
         raise ConfigError(
@@ -493,32 +437,22 @@ def check_pixels(pixels: PixelConvention, num_channels: int, source: str) -> Non
     """Raises a ConfigError, which names `source`, where a pixel convention is invalid."""
     for key in ("mean", "std"):
         values = getattr(pixels, key)
-        if len(values) != num_channels or (key == "std" and not min(values) > 0):
+        if len(values) != num_channels:
             wanted = "three numbers" if num_channels == 3 else f"of length {num_channels}"
             raise ConfigError(
-                f"`pixels.{key}` is {list(values)}; it must be {wanted}"
-                f"{' above 0' if key == 'std' else ''}, one for each of `model.num_channels` "
-                f"({source})."
+                f"`pixels.{key}` is {list(values)}; it must be {wanted}, one for each of "
+                f"`model.num_channels` ({source})."
             )
     if pixels.channel_order == "BGR" and num_channels != 3:
         raise ConfigError(
             f'`pixels.channel_order` "BGR" is for three channels, but `model.num_channels` is '
             f"{num_channels} ({source}). Leave it out."
         )
-    if not 255 <= pixels.white <= 65535:
-        raise ConfigError(
-            f"`pixels.white` is {pixels.white}; it must be from 255 to 65535, the value of white "
-            f"in files of 16 bits ({source})."
-        )
     given = pixels.float_range
     if given and (len(given) != 2 or not given[0] < given[1] or pixels.white != 65535):
         raise ConfigError(
             f"`pixels.float_range` is {list(given)}; it must be [black, white], black below white, "
             f"and `pixels.white` is then left out ({source})."
-        )
-    if not pixels.max_value > 0:
-        raise ConfigError(
-            f"`pixels.max_value` is {pixels.max_value}; it must be above 0 ({source})."
         )
 
 

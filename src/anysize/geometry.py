@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from anysize.errors import ShapeError
+from anysize.tables import Count, Index
 
 PoolPadding = Literal["same", "caffe", "torchvision"]
 LossAt = Literal["grid", "full"]
@@ -77,9 +78,9 @@ class Canvas(NamedTuple):
     A padded batch has a slot an image; a mosaic has several images in a slot.
     """
 
-    slots: int
-    height: int
-    width: int
+    slots: Count
+    height: Count
+    width: Count
 
     @property
     def pixels(self) -> int:
@@ -165,14 +166,14 @@ class NetGeometry:
             it. 0: they cover its cells of the coarsest level.
     """
 
-    output_stride: int = 16
+    output_stride: Count = 16
     pool_padding: Literal["same", "caffe", "torchvision", "none"] = "same"
-    gutter: int = 32
+    gutter: Index = 32
     mosaic: bool = True
-    canvas_multiple: int = 4
-    size_multiple: int = 1
-    logits_per_cell: int = 2
-    logits_cover: int = 0
+    canvas_multiple: Count = 4
+    size_multiple: Count = 1
+    logits_per_cell: Count = 2
+    logits_cover: Index = 0
 
     def to_table(self) -> dict[str, Any]:
         """For JSON: stride and pooling, and what is not at its default; see `read_geometry`."""

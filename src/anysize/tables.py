@@ -1,75 +1,157 @@
-"""Parsed tables of TOML and JSON as dataclasses, with every key and type checked."""
+"""Parsed tables of TOML and JSON as dataclasses: every key, type and range is checked.
+
+A range stands in the type of a field: `Annotated[int, Within(1, 64)]`. A number that is not finite
+is always refused.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
-from anysize.errors import ConfigError
+from anysize.errors import AnysizeError, ConfigError
 
 T = TypeVar("T")
 
 
-def from_table(cls: type[T], table: Mapping[str, Any], source: str, prefix: str = "") -> T:
-    """Builds a dataclass of settings from a parsed TOML or JSON table.
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A range from `low` to `high`, with its ends unless `is_open`."""
+
+    low: float
+    high: float
+    is_open: bool = False
+
+    def refusal(self, value: float) -> str:
+        """What a value must be, where it lies outside; else nothing."""
+        if value < self.low or (self.is_open and value == self.low):
+            return f"{'above' if self.is_open else 'at least'} {self.low}"
+        if value > self.high or (self.is_open and value == self.high):
+            return f"{'below' if self.is_open else 'at most'} {self.high}"
+        return ""
+
+
+Count = Annotated[int, Within(1, 1_000_000_000)]
+Index = Annotated[int, Within(0, 1_000_000_000)]
+Share = Annotated[float, Within(0, 1, is_open=True)]
+Positive = Annotated[float, Within(0, 1e9, is_open=True)]
+NotNegative = Annotated[float, Within(0, 1e9)]
+
+
+def from_table(
+    cls: type[T],
+    table: object,
+    source: str,
+    prefix: str = "",
+    error: type[AnysizeError] = ConfigError,
+) -> T:
+    """Builds a dataclass or a named tuple from a parsed TOML or JSON table.
+
+    Args:
+        cls: Its fields are texts, numbers, truth values, literals, tuples, mappings of texts, and
+            other such classes. A key that Python reserves has an underscore behind it: `class_`.
+        table: As the parser gave it.
+        source: The file, for messages.
+        prefix: What stands before a key in messages, such as "geometry.".
+        error: To be raised.
 
     Raises:
-        ConfigError: An unknown or missing key, or a value of the wrong type; names `source`.
+        AnysizeError: Of class `error`: not a table, an unknown or missing key, a value of the wrong
+            type or out of range; names the key and `source`.
     """
-    return _build(cls, table, prefix, source)
+    return _Reader(source, error).build(cls, table, prefix)
 
 
-def _build(cls: type[T], table: Mapping[str, Any], prefix: str, source: str) -> T:
-    hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in dataclasses.fields(typing.cast("Any", cls))}
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            suggestion = f" Did you mean `{prefix}{near[0]}`?" if near else ""
-            raise ConfigError(
-                f"Unknown key `{prefix}{key}` ({source}).{suggestion} Known: {', '.join(known)}."
-            )
-    values: dict[str, Any] = {}
-    for name, spec in known.items():
-        hint = hints[name]
-        if name in table:
-            if dataclasses.is_dataclass(hint):
-                if not isinstance(table[name], Mapping):
-                    raise ConfigError(f"`{name}` must be a section ({source}).")
-                values[name] = _build(
-                    typing.cast("type[Any]", hint), table[name], f"{name}.", source
-                )
-            else:
-                values[name] = _convert(table[name], hint, prefix + name, source)
-        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"`{prefix}{name}` is missing ({source}). Add it.")
-    return cls(**values)
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    source: str
+    error: type[AnysizeError]
 
+    def fail(self, message: str, advice: str = "") -> typing.NoReturn:
+        raise self.error(f"{message} ({self.source}). {advice}".rstrip())
 
-def _convert(value: object, hint: Any, key: str, source: str) -> object:  # noqa: ANN401
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        if value not in typing.get_args(hint) or isinstance(value, bool):
-            options = ", ".join(str(a) for a in typing.get_args(hint))
-            raise ConfigError(f"`{key}` is {value!r}; it must be one of {options} ({source}).")
+    def build(self, kind: Any, table: object, prefix: str) -> Any:  # noqa: ANN401
+        fields = typing.get_type_hints(kind, include_extras=True)
+        names = {name.rstrip("_"): name for name in fields}
+        if not isinstance(table, Mapping):
+            what = f"`{prefix[:-1]}`" if prefix else "It"
+            self.fail(f"{what} must be a section with the keys {', '.join(names)}")
+        given = typing.cast("Mapping[str, object]", table)
+        for key in given:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, n=1)
+                suggestion = f"Did you mean `{prefix}{near[0]}`? " if near else ""
+                self.fail(f"Unknown key `{prefix}{key}`", f"{suggestion}Known: {', '.join(names)}.")
+        for name in _required(kind):
+            if name.rstrip("_") not in given:
+                self.fail(f"`{prefix}{name.rstrip('_')}` is missing", "Add it.")
+        values = {
+            names[key]: self.convert(value, fields[names[key]], prefix + key)
+            for key, value in given.items()
+        }
+        return kind(**values)
+
+    def convert(self, value: object, hint: Any, key: str) -> object:  # noqa: ANN401
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated:
+            number = typing.cast("float", self.convert(value, arguments[0], key))
+            if wanted := arguments[1].refusal(number):
+                self.fail(f"`{key}` is {_short(value)}; it must be {wanted}")
+            return number
+        if origin is Literal:
+            if value not in arguments or isinstance(value, bool):
+                options = ", ".join(map(str, arguments))
+                self.fail(f"`{key}` is {_short(value)}; it must be one of {options}")
+            return value
+        if origin is tuple:
+            return self.items(value, arguments, key)
+        if origin is Mapping:
+            if not isinstance(value, dict):
+                self.fail(f'`{key}` is {_short(value)}; it must be like {{0 = "ignore"}}')
+            entries = typing.cast("dict[str, object]", value).items()
+            return {name: self.convert(v, arguments[1], f"{key}.{name}") for name, v in entries}
+        if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+            return self.build(hint, value, f"{key}.")
+        return value if hint is object else self.plain(value, hint, key)
+
+    def items(self, value: object, kinds: tuple[Any, ...], key: str) -> tuple[object, ...]:
+        any_length = kinds[-1] is Ellipsis
+        items = typing.cast("list[object]", value)
+        if type(value) is not list or not (any_length or len(items) == len(kinds)):
+            length = "" if any_length else f" of {len(kinds)} values"
+            self.fail(f"`{key}` is {_short(items)}; it must be a list{length}")
+        each = [kinds[0]] * len(items) if any_length else kinds
+        pairs = enumerate(zip(items, each, strict=True))
+        return tuple(self.convert(item, kind, f"{key}[{i}]") for i, (item, kind) in pairs)
+
+    def plain(self, value: object, kind: type, key: str) -> object:
+        if kind is float and type(value) is int and abs(value) < 1 << 63:
+            value = float(value)
+        if type(value) is not kind:
+            self.fail(f"`{key}` is {_short(value)}; it must be of type {kind.__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            self.fail(f"`{key}` is {value}; it must be a finite number")
+        if isinstance(value, str) and "\0" in value:
+            self.fail(f"`{key}` is {value!r}; it must not contain the character NUL")
         return value
-    if origin is tuple:
-        item = typing.get_args(hint)[0]
-        if not isinstance(value, list):
-            raise ConfigError(f"`{key}` is {value!r}; it must be a list ({source}).")
-        return tuple(_convert(v, item, key, source) for v in typing.cast("list[object]", value))
-    if origin is Mapping:
-        if not isinstance(value, dict) or not all(
-            isinstance(v, str) for v in typing.cast("dict[str, object]", value).values()
-        ):
-            raise ConfigError(f'`{key}` is {value!r}; it must be like {{0 = "ignore"}} ({source}).')
-        return dict(typing.cast("dict[str, str]", value))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and type(value) is hint:
-        return value
-    name = getattr(hint, "__name__", str(hint))
-    raise ConfigError(f"`{key}` is {value!r}; it must be of type {name} ({source}).")
+
+
+def _required(kind: Any) -> list[str]:  # noqa: ANN401
+    if hasattr(kind, "_fields"):
+        return [name for name in kind._fields if name not in kind._field_defaults]
+    missing = dataclasses.MISSING
+    return [
+        spec.name
+        for spec in dataclasses.fields(kind)
+        if spec.default is missing and spec.default_factory is missing
+    ]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -56,8 +56,8 @@ def test_ignored_colours_are_read(tmp_path):
     assert read_classes(path).ignore_colours == ((255, 255, 255),)
     for old, new, says in (
         ("[[255, 255, 255]]", "[[0, 0, 0]]", "same colour"),
-        ("[[255, 255, 255]]", "[[0, 0]]", "entry of `ignore_colours` is"),
-        ("[[255, 255, 255]]", "1", "must be a list of colours"),
+        ("[[255, 255, 255]]", "[[0, 0]]", "`ignore_colours.0.` is .0, 0.; it must be a list of 3"),
+        ("[[255, 255, 255]]", "1", "`ignore_colours` is 1; it must be a list"),
     ):
         path.write_text(text.replace(old, new))
         with pytest.raises(DataError, match=says):

@@ -233,8 +233,11 @@ LOUD = json.dumps({"names": ["a"], "colours": [[1, 2, 256]]})
         (set_metadata(pixels="[" * 100_000), "metadata .* is invalid"),
         (set_metadata(classes='{"names": 3}'), "metadata .* is invalid"),
         (set_metadata(classes=NO_COLOURS), "3 classes with 0 colours"),
-        (set_metadata(classes=LOUD), r"the colour \(1, 2, 256\)"),
-        (set_metadata(geometry='{"output_stride": 0}'), "output_stride. is 0; it must be above 0"),
+        (set_metadata(classes=LOUD), "256; it must be at most 255"),
+        (
+            set_metadata(geometry='{"output_stride": 0}'),
+            "is 0; it must be at least 1",
+        ),
         (set_metadata(output="labels"), "which is not what its metadata says"),
         (other_input, "which is not what its metadata says"),
         (renamed_output, "which is not what its metadata says"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated
 
 from anysize.data.files import read_lines
-from anysize.errors import DataError
+from anysize.errors import ConfigError, DataError
+from anysize.tables import Within, from_table
+
+Byte = Annotated[int, Within(0, 255)]
 
 BACKGROUND_NAMES = ("background", "_background_", "__background__")
 """Names of the class of pixels that lie in no shape. Source: Pascal VOC; LabelMe's examples."""
@@ -95,17 +99,14 @@ def read_classes(path: Path) -> Classes:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as TOML: {error}.") from None
-    _check_keys(table, {"ignore_index", "ignore_colours", "class"}, "", path)
-    entries = table.get("class")
-    if not isinstance(entries, list) or not entries:
+    found = from_table(_ClassesTable, table, str(path), error=DataError)
+    names = [entry.name for entry in found.class_]
+    colours = [entry.colour for entry in found.class_]
+    if not names:
         raise DataError(f"{path} names no classes. Add a [[class]] table for each.")
-    names: list[str] = []
-    colours: list[tuple[int, int, int]] = []
-    for number, entry in enumerate(cast("list[object]", entries)):
-        name, colour = _read_class(entry, number, path)
-        names.append(name)
-        colours.append(colour)
-    ignored = _read_ignore_colours(table, path)
+    if not all(name.strip() for name in names):
+        raise DataError(f"{path} has a class without a name. Each class needs its own.")
+    ignored = found.ignore_colours
     for what, values in (("name", names), ("colour", [*colours, *ignored])):
         twice = [str(v) for v, count in Counter[object](values).items() if count > 1]
         if twice:
@@ -113,7 +114,8 @@ def read_classes(path: Path) -> Classes:
                 f"{path} gives the same {what} to several classes: {', '.join(twice)}. "
                 f"Each class needs its own."
             )
-    ignore_index = _read_ignore_index(table, len(names), path)
+    ignore_index = found.ignore_index
+    _check_ignore_index(ignore_index, len(names), path)
     ids: tuple[tuple[int, int], ...] = ()
     if ignore_index == 0:
         ignore_index = IGNORED
@@ -125,6 +127,21 @@ def read_classes(path: Path) -> Classes:
         ignore_colours=ignored,
         ids=ids,
     )
+
+
+def saved_classes(text: str, source: str) -> Classes:
+    """The classes in the metadata of a file, JSON of `Classes`.
+
+    Raises:
+        ConfigError: A key is missing or unknown, or a value of the wrong type or range.
+        ValueError: It is not JSON.
+    """
+    classes = from_table(Classes, json.loads(text), source)
+    if not 1 <= len(classes.names) == len(classes.colours) <= 256:
+        raise ConfigError(
+            f"{len(classes.names)} classes with {len(classes.colours)} colours ({source})."
+        )
+    return classes
 
 
 def with_ids(classes: Classes, ids: Mapping[str, str]) -> Classes:
@@ -153,50 +170,11 @@ def with_ids(classes: Classes, ids: Mapping[str, str]) -> Classes:
     return replace(classes, ids=tuple(pairs))
 
 
-def _read_class(entry: object, number: int, path: Path) -> tuple[str, tuple[int, int, int]]:
-    if not isinstance(entry, dict):
-        raise DataError(f"Class {number} is {entry!r}; it must be a [[class]] table ({path}).")
-    table = cast("dict[str, Any]", entry)
-    _check_keys(table, {"name", "colour"}, f"class {number}: ", path)
-    name = table.get("name")
-    if not isinstance(name, str) or not name.strip():
-        raise DataError(f"The name of class {number} is {name!r}; it must be a text ({path}).")
-    if "colour" not in table:
-        raise DataError(f"Class {name!r} has no `colour`; add [red, green, blue] ({path}).")
-    return name, _read_colour(table.get("colour"), f"The colour of class {name!r}", path)
-
-
-def _read_colour(colour: object, what: str, path: Path) -> tuple[int, int, int]:
-    is_colour = (
-        isinstance(colour, list)
-        and len(cast("list[object]", colour)) == 3
-        and all(type(c) is int and 0 <= c <= 255 for c in cast("list[object]", colour))
-    )
-    if not is_colour:
-        raise DataError(
-            f"{what} is {colour!r}; it must be [red, green, blue], each a whole number from 0 to "
-            f"255 ({path})."
-        )
-    red, green, blue = cast("list[int]", colour)
-    return red, green, blue
-
-
-def _read_ignore_colours(table: dict[str, Any], path: Path) -> tuple[tuple[int, int, int], ...]:
-    entries = table.get("ignore_colours", [])
-    if not isinstance(entries, list):
-        raise DataError(f"`ignore_colours` is {entries!r}; it must be a list of colours ({path}).")
-    return tuple(
-        _read_colour(entry, "An entry of `ignore_colours`", path)
-        for entry in cast("list[object]", entries)
-    )
-
-
-def _read_ignore_index(table: dict[str, Any], num_classes: int, path: Path) -> int:
-    ignore_index = table.get("ignore_index", IGNORED)
+def _check_ignore_index(ignore_index: int, num_classes: int, path: Path) -> None:
     # 0 and 1 are the values of a multilabel mask, whatever the number of classes.
     lowest = max(num_classes, 2)
-    if type(ignore_index) is int and (ignore_index == 0 or lowest <= ignore_index <= 255):
-        return ignore_index
+    if ignore_index == 0 or lowest <= ignore_index <= 255:
+        return
     raise DataError(
         f"`ignore_index` is {ignore_index!r}; it must be 0, so that the {num_classes} classes have "
         f"the ids 1 to {num_classes}, or from {lowest} to 255, since lower ones are ids of classes "
@@ -205,13 +183,21 @@ def _read_ignore_index(table: dict[str, Any], num_classes: int, path: Path) -> i
     )
 
 
-def _check_keys(table: dict[str, Any], known: set[str], where: str, path: Path) -> None:
-    unknown = sorted(set(table) - known)
-    if unknown:
-        raise DataError(
-            f"{where}unknown key {', '.join(f'`{k}`' for k in unknown)} ({path}). "
-            f"Known: {', '.join(f'`{k}`' for k in sorted(known))}."
-        )
+Colour = tuple[Byte, Byte, Byte]
+"""Red, green and blue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ClassTable:
+    name: str
+    colour: Colour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ClassesTable:
+    class_: tuple[_ClassTable, ...] = ()
+    ignore_index: int = IGNORED
+    ignore_colours: tuple[Colour, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +214,7 @@ class Classes:
     """
 
     names: tuple[str, ...]
-    colours: tuple[tuple[int, int, int], ...]
-    ignore_index: int = 255
-    ignore_colours: tuple[tuple[int, int, int], ...] = ()
+    colours: tuple[Colour, ...]
+    ignore_index: Byte = 255
+    ignore_colours: tuple[Colour, ...] = ()
     ids: tuple[tuple[int, int], ...] = ()

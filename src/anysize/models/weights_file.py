@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from anysize.atomic_files import write_atomic
 from anysize.config import LabelKind, ModelConfig, PixelConvention, check_model, check_pixels
-from anysize.data.samples import Classes
+from anysize.data.classes import Classes, saved_classes
 from anysize.errors import ConfigError, WeightsError, first_names
 from anysize.models.build import build_model
 from anysize.models.fcn import FCN
@@ -226,7 +226,7 @@ def parse_weights(
         check_pixels(pixels, config.num_channels, str(path))
         classes, kind = None, metadata.get("kind")
         if kind is not None:
-            classes = from_table(Classes, json.loads(metadata["classes"]), str(path))
+            classes = saved_classes(metadata["classes"], str(path))
         if kind is not None and kind not in typing.get_args(LabelKind):
             raise ConfigError(f"the kind of labels is {kind[:80]!r}")
     except (KeyError, ValueError, TypeError, RecursionError, ConfigError) as error:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from anysize.config import LabelKind, PixelConvention, read_geometry
-from anysize.data.samples import Classes
+from anysize.data.classes import Classes, saved_classes
 from anysize.errors import (
     AnysizeError,
     ConfigError,
@@ -315,26 +315,17 @@ def _read_description(metadata: Mapping[str, str], name: str) -> OnnxDescription
     try:
         description = OnnxDescription(
             output=_one_of(metadata["output"], ("logits", "labels")),
-            classes=from_table(Classes, json.loads(metadata["classes"]), name),
+            classes=saved_classes(metadata["classes"], name),
             kind=_one_of(metadata["kind"], typing.get_args(LabelKind)),
             geometry=read_geometry(json.loads(metadata["geometry"]), name),
             pixels=from_table(PixelConvention, json.loads(metadata["pixels"]), name),
             source=metadata.get("source", ""),
         )
-        _check_classes(description.classes)
     except (KeyError, ValueError, TypeError, RecursionError, AnysizeError) as error:
         raise WeightsError(
             f"The metadata of {name} is invalid: {str(error).rstrip('.')}. Export it again."
         ) from None
     return description
-
-
-def _check_classes(classes: Classes) -> None:
-    if not 1 <= len(classes.names) == len(classes.colours) <= 256:
-        raise ValueError(f"{len(classes.names)} classes with {len(classes.colours)} colours")
-    for colour in classes.colours:
-        if len(colour) != 3 or not all(0 <= value <= 255 for value in colour):
-            raise ValueError(f"the colour {colour}")
 
 
 def _one_of(value: Any, allowed: Sequence[Any]) -> Any:  # noqa: ANN401

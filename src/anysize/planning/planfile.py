@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from anysize.config import read_geometry
 from anysize.errors import ConfigError, ShapeError
 from anysize.geometry import Canvas, NetGeometry, Size, round_up
 from anysize.planning.packing import Plan, check_fit, pack
+from anysize.tables import Count, from_table
 
 FORMAT = "anysize-plan-1"
 SUMMARY_ORDERS = 2
@@ -23,8 +25,6 @@ SUMMARY_ORDERS = 2
 
 SUMMARY_IMAGES = 4_000
 """Most images that a summary packs; of more, it takes an evenly spread part."""
-
-_KEYS = ("format", "geometry", "images_per_step", "max_pixels_per_step", "canvases", "summary")
 
 
 def plan_summary(plan: Plan, sizes: Sequence[Size]) -> dict[str, Any]:
@@ -146,33 +146,37 @@ def read_plan(path: Path) -> Plan:
             f"`anysize plan`."
         ) from None
     source = str(path)
-    table = _object(table, "the plan", _KEYS, ("summary",), source)
-    if table["format"] != FORMAT:
+    found = from_table(_PlanTable, table, source)
+    if found.format != FORMAT:
         raise ConfigError(
-            f"`format` is {table['format']!r}; this version reads {FORMAT!r} ({source}). Make a "
+            f"`format` is {found.format!r}; this version reads {FORMAT!r} ({source}). Make a "
             f"new plan with `anysize plan`."
         )
-    geometry = read_geometry(table["geometry"], source)
-    budget = _positive(table["max_pixels_per_step"], "max_pixels_per_step", source)
-    canvases = table["canvases"]
-    if not isinstance(canvases, list) or not canvases:
-        raise ConfigError(f"`canvases` must be a list with at least one canvas ({source}).")
+    geometry = read_geometry(found.geometry, source)
+    _check_canvases(found, geometry.canvas_multiple, source)
     return Plan(
         geometry=geometry,
-        images_per_step=_positive(table["images_per_step"], "images_per_step", source),
-        max_pixels_per_step=budget,
-        canvases=_canvases(
-            cast("list[object]", canvases), budget, geometry.canvas_multiple, source
-        ),
+        images_per_step=found.images_per_step,
+        max_pixels_per_step=found.max_pixels_per_step,
+        canvases=found.canvases,
     )
 
 
-def _canvases(items: list[object], budget: int, multiple: int, source: str) -> tuple[Canvas, ...]:
-    canvases: list[Canvas] = []
-    for i, item in enumerate(items):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanTable:
+    format: str
+    geometry: object
+    images_per_step: Count
+    max_pixels_per_step: Count
+    canvases: tuple[Canvas, ...]
+    summary: object = None
+
+
+def _check_canvases(found: _PlanTable, multiple: int, source: str) -> None:
+    if not found.canvases:
+        raise ConfigError(f"`canvases` must be a list with at least one canvas ({source}).")
+    for i, canvas in enumerate(found.canvases):
         key = f"canvases[{i}]"
-        values = _object(item, f"`{key}`", Canvas._fields, (), source)
-        canvas = Canvas(*(_positive(values[n], f"{key}.{n}", source) for n in Canvas._fields))
         for name in ("height", "width"):
             extent = getattr(canvas, name)
             if extent % multiple:
@@ -180,39 +184,14 @@ def _canvases(items: list[object], budget: int, multiple: int, source: str) -> t
                     f"`{key}.{name}` is {extent}, which is not a multiple of {multiple} "
                     f"({source}). Use {round_up(extent, multiple)}."
                 )
-        if canvas.pixels > budget:
+        if canvas.pixels > found.max_pixels_per_step:
             raise ConfigError(
                 f"`{key}` is {canvas}, {canvas.pixels} pixels, above `max_pixels_per_step` = "
-                f"{budget} ({source}). Make the canvas smaller, or raise the limit."
+                f"{found.max_pixels_per_step} ({source}). Make the canvas smaller, or raise the "
+                "limit."
             )
-        if canvas in canvases:
+        first = found.canvases.index(canvas)
+        if first < i:
             raise ConfigError(
-                f"`{key}` is {canvas}, as is `canvases[{canvases.index(canvas)}]` ({source}). "
-                f"Remove one."
+                f"`{key}` is {canvas}, as is `canvases[{first}]` ({source}). Remove one."
             )
-        canvases.append(canvas)
-    return tuple(canvases)
-
-
-def _object(
-    value: object, name: str, keys: Sequence[str], optional: Sequence[str], source: str
-) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name} must be an object with the keys {', '.join(keys)} ({source}).")
-    table = cast("dict[str, Any]", value)
-    for key in table:
-        if key not in keys:
-            raise ConfigError(
-                f"{name} has an unknown key `{key}` ({source}). Remove it; known are "
-                f"{', '.join(keys)}."
-            )
-    for key in keys:
-        if key not in table and key not in optional:
-            raise ConfigError(f"{name} has no key `{key}` ({source}). Add it.")
-    return table
-
-
-def _positive(value: object, key: str, source: str) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"`{key}` is {value!r}; it must be a whole number above 0 ({source}).")
-    return value
