@@ -189,6 +189,8 @@ class Pieces(nn.Module):
                 return x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
             case "constant padding":
                 return F.pad(x, (1, 2, 0, 3), value=0.5)
+            case "sum of a stack":
+                return torch.stack([x, torch.sigmoid(x), self.plain(x)]).sum(dim=0)
             case "largest":
                 return x * x.amax((2, 3), keepdim=True)
 
@@ -207,6 +209,7 @@ KINDS = [
     "steps",
     "channel shuffle",
     "constant padding",
+    "sum of a stack",
     "largest",
 ]
 
@@ -230,6 +233,11 @@ class Attention(nn.Module):
         return (flat @ (flat.transpose(1, 2) @ flat).softmax(-1)).view(x.shape)
 
 
+class Stacked(nn.Module):
+    def forward(self, x):
+        return torch.stack([x, x]).relu().sum(0)
+
+
 class Learned(nn.Module):
     def __init__(self):
         super().__init__()
@@ -243,6 +251,7 @@ class Learned(nn.Module):
     ("operation", "where"),
     [
         (Attention(), r"operation \(Attention\): `flatten`"),
+        (Stacked(), r"operation \(Stacked\): `relu`"),
         (Learned(), r"operation \(Learned\): `add`"),
         (nn.ReflectionPad2d(1), r"operation \(ReflectionPad2d\): `pad`"),
     ],

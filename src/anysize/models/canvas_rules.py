@@ -202,9 +202,10 @@ def joined(call: Call) -> Tensor:
     fields = [field_of(t) for t in tensors]
     first = next(f for f in fields if f is not None)
     leader = tensors[fields.index(first)]
-    dim = dim % leader.ndim
     stacked = call.name == "stack"
-    if dim == 0 or dim in first.dims or (stacked and first.dims and dim <= max(first.dims)):
+    dim = dim % (leader.ndim + stacked)
+    through_space = dim in first.dims or (stacked and first.dims and 0 < dim <= max(first.dims))
+    if through_space or (dim == 0 and not stacked):
         raise UnsupportedNetError(f"`{call.name}` along dimension {dim}")
     for t, f in zip(tensors, fields, strict=True):
         same = (
@@ -216,6 +217,8 @@ def joined(call: Call) -> Tensor:
                 f"{[tuple(t.shape) for t in tensors]}"
             )
     clean = all(f is not None and is_clean(t, f) for t, f in zip(tensors, fields, strict=True))
+    if dim == 0:
+        return put(call.run(), replace(first, stacked=True))
     return put(call.run(), first, clean=clean)
 
 
@@ -324,7 +327,12 @@ def reduced(call: Call) -> Any:  # noqa: ANN401
     if dim is None or any(not isinstance(d, int) for d in wanted):
         raise UnsupportedNetError(f"`{call.name}` over all of {tuple(x.shape)}, the batch too")
     dims = sorted(d % x.ndim for d in wanted)
-    if 0 in dims:
+    if found.stacked and dims == [0] and not keep:
+        y = call.run()
+        for part in y if isinstance(y, tuple) else [y]:
+            put(part, replace(found, stacked=False))
+        return y
+    if 0 in dims or found.stacked:
         raise UnsupportedNetError(f"`{call.name}` over the batch")
     over = [d for d in dims if d in found.dims]
     if not over:

@@ -283,12 +283,15 @@ class Field:
             the slot, as after global pooling and flattening.
         clean: The tensor's version at which it was zero outside; None: it may hold anything.
         cut: Whether whatever made the tensor gives no gradient where the tensor is zero.
+        stacked: Whether a new dimension 0 stands before all others, of which the rest speaks; only
+            a reduction over it may follow.
     """
 
     level: Level
     dims: tuple[int, int] | tuple[()] = (2, 3)
     clean: int | None = None
     cut: bool = False
+    stacked: bool = False
 
 
 def field_of(value: object) -> Field | None:

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from anysize.errors import AnysizeError, ShapeError, UnsupportedNetError
 from anysize.geometry import Canvas, Layout, NetGeometry, Placement, ceil_div
 from anysize.models.canvas_ops import Call
-from anysize.models.canvas_rules import READS, RULES, UNTAGGED_SPATIAL, plain_name
+from anysize.models.canvas_rules import READS, REDUCTIONS, RULES, UNTAGGED_SPATIAL, plain_name
 from anysize.models.field import ATTRIBUTE, Field, Trace, field_of, put, root_level, zero_outside
 
 OutputKey = str | int | None
@@ -59,6 +59,9 @@ class CanvasMode(TorchFunctionMode):
         rule = RULES.get(name)
         if rule is None:
             raise self._refusal(name, args, "an operation that is not known to keep to images")
+        if name not in REDUCTIONS and _has_stack(args):
+            why = "a stack along a new dimension 0, which only a reduction over it may follow"
+            raise self._refusal(name, args, why)
         try:
             return rule(Call(func, name, args, kwargs))
         except UnsupportedNetError as error:
@@ -91,6 +94,10 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
         elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
             found.extend(v for v in value if isinstance(v, Tensor))
     return found
+
+
+def _has_stack(args: tuple[Any, ...]) -> bool:
+    return any(f.stacked for t in _tensors(args) if (f := field_of(t)) is not None)
 
 
 def _has_field(value: object) -> bool:
