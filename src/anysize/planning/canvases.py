@@ -222,6 +222,10 @@ class _Job:
         """Rounds of a search that takes `full` rounds on `SAMPLE` images."""
         return max(full * len(self.samples[0]) // SAMPLE, _MIN_ROUNDS)
 
+    def most_canvases(self, per_pass: int) -> int:
+        """Canvases to pick: of more than a sample has groups, some would meet no image."""
+        return min(self.max_canvases, len(self.samples[0]) // per_pass)
+
     def plan_with(self, canvases: Sequence[Canvas]) -> Plan:
         """The plan with these canvases, in a fixed order."""
         return replace(self.plan, canvases=tuple(sorted(canvases)))
@@ -337,8 +341,7 @@ def _guess(
     shapes, cost = _shape_costs(job, per_pass, contents)
     if not shapes:
         return []
-    # More canvases than groups would meet no image.
-    picked = _pick(cost, min(job.max_canvases, len(job.samples[0]) // per_pass), rng)
+    picked = _pick(cost, job.most_canvases(per_pass), rng)
     step_h, end_h, step_w, end_w = job.extents
     mean_h, mean_w = (step_h + end_h) / 2, (step_w + end_w) / 2
     owner = cost[picked].argmin(axis=0)
@@ -518,7 +521,7 @@ def _refit(
             [[group_cost(levels, c, per_pass, STRICT) for c in options] for levels in levels_of],
             axis=1,
         )
-        picked = _pick(np.minimum(cost, NEVER), job.max_canvases, rng)
+        picked = _pick(np.minimum(cost, NEVER), job.most_canvases(per_pass), rng)
         canvases = _cover([options[i] for i in picked], job)
     return canvases
 
