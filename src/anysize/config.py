@@ -85,7 +85,7 @@ class DataConfig:
         images: Folder of images, relative to `root`; empty is that of the layout.
         labels: Folder of masks or LabelMe files, or the COCO file, relative to `root`; empty is
             that of the layout.
-        train: A text file with a stem a line, relative to `root`; empty takes the split of the
+        train: A text file with one stem per line, relative to `root`; empty takes the split of the
             layout, or draws one. With "coco" it may be a COCO file.
         val: The same for evaluation.
         val_fraction: Share of images held out when no lists are given.
@@ -166,8 +166,8 @@ class LossConfig:
     """`[loss]`.
 
     Attributes:
-        kind: "softmax": one class a pixel. "sigmoid": any number of classes a pixel.
-        class_weights: A weight a class, in the order of `classes.toml`; empty weighs all the same.
+        kind: "softmax": one class per pixel. "sigmoid": any number of classes.
+        class_weights: One weight per class, in the order of `classes.toml`; empty: all equal.
     """
 
     kind: LossKind = "softmax"

@@ -75,7 +75,7 @@ class Placement(NamedTuple):
 class Canvas(NamedTuple):
     """The shape of a tensor that images are put on: `slots` x `height` x `width` pixels.
 
-    A padded batch has a slot an image; a mosaic has several images in a slot.
+    A padded batch has one image per slot; a mosaic has several images in a slot.
     """
 
     slots: Count

@@ -376,7 +376,7 @@ def _colour(code: int) -> tuple[int, int, int]:
 
 
 def is_stack(path: Path) -> bool:
-    """Whether a file holds a plane a class."""
+    """Whether a file has one plane per class."""
     return path.suffix.lower() in STACK_SUFFIXES
 
 

@@ -26,8 +26,8 @@ def check_fits(root: Path, masks: MaskKind, classes: Classes, kind: LabelKind) -
         check_several(root, classes)
         if masks in {"folders", "stack"}:
             raise DataError(
-                f"The masks of {root} hold a plane a class, which is for any number of classes a "
-                f'pixel. Set loss.kind to "sigmoid".'
+                f"The masks of {root} have one plane per class, which is for any number of classes "
+                f'per pixel. Set loss.kind to "sigmoid".'
             )
         if masks == "binary" and len(classes.names) != 2:
             raise DataError(
@@ -36,8 +36,8 @@ def check_fits(root: Path, masks: MaskKind, classes: Classes, kind: LabelKind) -
             )
     elif masks in {"index", "colours"} and len(classes.names) > 1:
         raise DataError(
-            f"The masks of {root} hold one class a pixel, but loss.kind is sigmoid, which takes a "
-            f'mask a class. Set loss.kind to "softmax", or give one folder per class.'
+            f"The masks of {root} have one class per pixel, but loss.kind is sigmoid, which takes "
+            f'one mask per class. Set loss.kind to "softmax", or give one folder per class.'
         )
 
 

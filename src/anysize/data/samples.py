@@ -126,7 +126,7 @@ def find_samples(root: Path, classes: Classes, kind: LabelKind) -> list[Sample]:
     Args:
         root: Folder with `images/` and `masks/`.
         classes: Of `classes.toml`.
-        kind: "multiclass" takes a mask an image, "multilabel" one for each class.
+        kind: "multiclass" takes one mask per image, "multilabel" one for each class.
 
     Raises:
         DataError: A folder is missing or empty, an image or mask lacks its partner, two files share
@@ -378,7 +378,7 @@ def _read_list(path: Path, by_stem: dict[str, Sample]) -> list[str]:
     # In folders within folders, a name that only one image has says enough.
     stems = [name if len(alone.get(name, ())) != 1 else alone[name][0] for name in read_lines(path)]
     if not stems:
-        raise DataError(f"The list {path} is empty. Write a stem a line into it.")
+        raise DataError(f"The list {path} is empty. Write one stem per line.")
     missing = [stem for stem in stems if stem not in by_stem]
     if missing:
         raise DataError(

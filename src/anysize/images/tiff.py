@@ -204,7 +204,7 @@ def _bands(
     check_not_a_bomb(Size(rows[1] - rows[0], width * num_bands))
     with path.open("rb") as file:
         little = file.read(1) == b"I"
-    # One plane of chunky pixels, or a plane a band.
+    # One plane of chunky pixels, or one plane per band.
     planes = num_bands if tags.get(_PLANAR, 1) == 2 and num_bands > 1 else 1
     bands = num_bands // planes
     dtype = {8: np.uint8, 16: np.uint16, 32: np.float32}[bits]

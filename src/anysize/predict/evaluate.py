@@ -237,7 +237,7 @@ def evaluation_steps(sizes: Sequence[Size], plan: Plan) -> list[Step]:
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """The metrics as lines of text: a row a class, their means, and the totals; in percent."""
+    """The metrics as lines of text: one row per class, their means, and the totals; in percent."""
     totals = f"{result['num_images']:,} images, {result['num_pixels'] / 1e6:,.2f} megapixels"
     if result["kind"] == "multiclass":
         title = "IoU"

@@ -94,7 +94,7 @@ def add_labels(
 
 
 def multiclass_metrics(confusion: Confusion, names: Sequence[str]) -> dict[str, Any]:
-    """The metrics of one label a pixel, as plain numbers.
+    """The metrics of one label per pixel, as plain numbers.
 
     Args:
         confusion: Of all images.

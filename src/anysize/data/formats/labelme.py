@@ -106,7 +106,7 @@ def _unnamed(root: Path, files: Sequence[Path], kind: LabelKind) -> DataError:
     listed = ", ".join(f"{n} ({counts[n]} shapes)" for n in names if n in counts)
     return DataError(
         f"{root} has no list of classes. Its LabelMe files name {listed}. Write {root}/labels.txt, "
-        f"a name a line in the order of the ids:\n" + "\n".join(names)
+        f"one name per line in the order of the ids:\n" + "\n".join(names)
     )
 
 
