@@ -5,6 +5,7 @@ They raise `AnysizeError`s, and print nothing unless they are given a console of
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -151,7 +152,11 @@ class Labeller:
 
 
 def load(
-    path: Path | str, *, device: Device = "auto", precision: Precision = "float32"
+    path: Path | str,
+    *,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    trust_net: bool = False,
 ) -> Labeller:
     """A trained net, ready to label arrays.
 
@@ -159,15 +164,19 @@ def load(
         path: A run folder, a weights file, or an ONNX file that `anysize export` wrote.
         device: "auto" takes a GPU where there is one. ONNX files run on the CPU.
         precision: "bf16" computes under autocast.
+        trust_net: Import and call the net that a weights file names as `package.module:build`,
+            though no `run.toml` beside the file names it.
 
     Raises:
-        WeightsError: No such file, damaged, or a body without a head.
+        WeightsError: No such file, damaged, a body without a head, or of a net that is not trusted.
         DeviceError: There is no GPU.
     """
     path = Path(path)
     if path.suffix == ".onnx" and not path.is_dir():
         return Labeller(open_onnx(path))
-    weights = load_weights(weights_path(path), select_device(device))
+    weights = load_weights(weights_path(path), select_device(device), trust_net=trust_net)
+    if weights.note:
+        warnings.warn(weights.note, stacklevel=2)
     return Labeller(files.NetLabeller(weights=weights, precision=precision))
 
 

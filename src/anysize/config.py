@@ -129,6 +129,10 @@ class ModelConfig:
     """`[model]`: the net.
 
     Attributes:
+        net: Empty: a ResNet v1, by the keys below. "package.module:build": a function or class that
+            gives a `torch.nn.Module`. "smp:Unet", "torchvision:deeplabv3_resnet50" and
+            "timm:convnext_tiny": one of these libraries' (timm: with our upsampling head).
+        arguments: Of `net`'s function, as `[model.arguments]`; for `net` only.
         depth: 50, 101, 152 or 200; ignored where `units` is given.
         units: Bottleneck units in each of the four blocks, for a net of another depth.
         num_channels: Of the images, as the first convolution takes them; grey images become RGB
@@ -146,6 +150,8 @@ class ModelConfig:
         activation_checkpointing: Recompute each unit in the backward pass: less memory, more time.
     """
 
+    net: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     depth: int = 50
     units: tuple[Annotated[int, Within(1, 1000)], ...] = ()
     num_channels: Annotated[int, Within(1, 64)] = 3
@@ -242,6 +248,7 @@ class TrainConfig:
         precision: "bf16" computes under autocast with float32 weights.
         channels_last: Memory format of activations and weights.
         weights: A safetensors file to start from, relative to the TOML file; empty starts afresh.
+            With `model.net` also a state dict of the library.
         log_every: Steps between two lines of the console and of `events.jsonl`.
         checkpoint_every: Steps between two checkpoints; one is written at the end anyway.
         evaluate_every: Epochs between two evaluations; 0 evaluates at the end only.
@@ -387,8 +394,35 @@ def _fill_in(table: dict[str, Any], section: str, values: Mapping[str, Any]) -> 
             given.setdefault(key, as_list)
 
 
+OF_ANY_NET = ("net", "arguments", "num_channels", "norm", "loss_at")
+"""Keys of `[model]` that are not of the ResNets only."""
+
+
+def _check_net(model: ModelConfig, source: str) -> None:
+    if not model.net:
+        if model.arguments:
+            raise ConfigError(
+                f"`model.arguments` are those of `model.net`, which is empty ({source}). Set "
+                "`model.net`, or leave them out."
+            )
+        return
+    package, colon, name = model.net.partition(":")
+    if not (colon and all(p.isidentifier() for p in (*package.split("."), *name.split(".")))):
+        raise ConfigError(
+            f"`model.net` is {model.net!r}; it must be like package.module:build, smp:Unet, "
+            f"torchvision:fcn_resnet50 or timm:convnext_tiny ({source})."
+        )
+    for key in dataclasses.fields(model):
+        if key.name not in OF_ANY_NET and getattr(model, key.name) != key.default:
+            raise ConfigError(
+                f"`model.{key.name}` is a setting of the ResNets, but `model.net` is {model.net!r} "
+                f"({source}). Leave it out; a setting of the net itself goes to [model.arguments]."
+            )
+
+
 def check_model(model: ModelConfig, source: str) -> None:
     """Raises a ConfigError, which names `source`, where settings of the net are invalid."""
+    _check_net(model, source)
     if model.units and len(model.units) != 4:
         raise ConfigError(
             f"`model.units` has {len(model.units)} numbers; it must have 4 ({source})."
@@ -473,8 +507,9 @@ def to_toml(config: RunConfig) -> str:
 def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml_value(v) for v in typing.cast("tuple[object]", value)) + "]"
+    if isinstance(value, tuple | list):
+        items = typing.cast("Sequence[object]", value)
+        return "[" + ", ".join(map(_toml_value, items)) + "]"
     if isinstance(value, dict):
         entries = typing.cast("dict[str, object]", value).items()
         inside = ", ".join(f"{_toml_value(k)} = {_toml_value(v)}" for k, v in entries)

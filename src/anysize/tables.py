@@ -117,6 +117,8 @@ class _Reader:
             return {name: self.convert(v, arguments[1], f"{key}.{name}") for name, v in entries}
         if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
             return self.build(hint, value, f"{key}.")
+        if hint is Any:
+            return self.toml(value, key)
         return value if hint is object else self.plain(value, hint, key)
 
     def items(self, value: object, kinds: tuple[Any, ...], key: str) -> tuple[object, ...]:
@@ -128,6 +130,18 @@ class _Reader:
         each = [kinds[0]] * len(items) if any_length else kinds
         pairs = enumerate(zip(items, each, strict=True))
         return tuple(self.convert(item, kind, f"{key}[{i}]") for i, (item, kind) in pairs)
+
+    def toml(self, value: object, key: str) -> object:
+        """A value that TOML and JSON both have, so that it is read back as it was."""
+        if isinstance(value, dict):
+            entries = typing.cast("dict[str, object]", value).items()
+            return {name: self.toml(v, f"{key}.{name}") for name, v in entries}
+        if isinstance(value, list):
+            items = typing.cast("list[object]", value)
+            return [self.toml(v, f"{key}[{i}]") for i, v in enumerate(items)]
+        if type(value) not in (str, int, float, bool):
+            self.fail(f"`{key}` is {_short(value)}; it must be text, a number, a list or a table")
+        return self.plain(value, type(value), key)
 
     def plain(self, value: object, kind: type, key: str) -> object:
         if kind is float and type(value) is int and abs(value) < 1 << 63:

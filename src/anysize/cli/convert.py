@@ -11,7 +11,7 @@ from rich.console import Console
 
 from anysize.cli.output import require_folder
 from anysize.cli.parsing import verb
-from anysize.cli.run_folder import load_weights_of
+from anysize.cli.run_folder import load_weights_of, trust_option
 from anysize.config import LABELS_OF, LossKind
 from anysize.errors import ConfigError
 
@@ -69,6 +69,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         default="logits",
         help="what the file gives; logits (the default) can be tiled",
     )
+    trust_option(export)
 
 
 def _convert(parsed: argparse.Namespace, console: Console) -> None:
@@ -108,6 +109,6 @@ def _export(parsed: argparse.Namespace, console: Console) -> None:
 
     require_folder(parsed.out)
     source = read_weights_file(weights_path(parsed.weights)).source
-    weights = load_weights_of(parsed.weights, "cpu")
+    weights = load_weights_of(parsed.weights, "cpu", trust_net=parsed.trust_net)
     check = export(weights, parsed.out, output=parsed.output, source=source)
     console.print(f"Wrote {parsed.out}: {describe(check)}.", highlight=False)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from anysize.cli.output import progress_bar
 from anysize.cli.parsing import computing_options, verb
-from anysize.cli.run_folder import load_weights_of
+from anysize.cli.run_folder import load_weights_of, trust_option
 from anysize.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="any labelled folder: all its images, or those held out if it is the run's own, moved",
     )
     computing_options(evaluate)
+    trust_option(evaluate)
 
     predict = verb(
         verbs,
@@ -58,6 +59,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--max-pixels", type=int, help="larger images run in overlapping tiles (default 2048x2048)"
     )
     computing_options(predict)
+    trust_option(predict)
 
 
 def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
@@ -69,7 +71,7 @@ def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
         run = parsed.weights if parsed.weights.is_dir() else parsed.weights.parent
         result = evaluate_run(
             run,
-            load_weights_of(parsed.weights, parsed.device),
+            load_weights_of(parsed.weights, parsed.device, trust_net=parsed.trust_net),
             data=parsed.data,
             precision=parsed.precision,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
@@ -111,7 +113,8 @@ def _labeller(parsed: argparse.Namespace) -> Labeller:
         from anysize.predict.files import NetLabeller
 
         return NetLabeller(
-            weights=load_weights_of(parsed.weights, parsed.device), precision=parsed.precision
+            weights=load_weights_of(parsed.weights, parsed.device, trust_net=parsed.trust_net),
+            precision=parsed.precision,
         )
     from anysize.onnx.file import open_onnx
 

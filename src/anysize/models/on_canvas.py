@@ -275,10 +275,9 @@ def geometry_of_net(
     for multiple in _MULTIPLES:
         try:
             found = _run_dry(model, multiple, num_channels)
+            return _described(found, multiple, describe_logits=describe_logits)
         except (AnysizeError, RuntimeError, ValueError, AssertionError) as error:
             last = error
-        else:
-            return _described(found, multiple, describe_logits=describe_logits)
     if isinstance(last, AnysizeError):
         raise last
     raise UnsupportedNetError(

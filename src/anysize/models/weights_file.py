@@ -20,11 +20,19 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from anysize.atomic_files import write_atomic
-from anysize.config import LabelKind, ModelConfig, PixelConvention, check_model, check_pixels
+from anysize.config import (
+    LabelKind,
+    ModelConfig,
+    PixelConvention,
+    check_model,
+    check_pixels,
+    load_config,
+)
 from anysize.data.classes import Classes, saved_classes
-from anysize.errors import ConfigError, WeightsError, first_names
+from anysize.errors import AnysizeError, ConfigError, WeightsError, first_names
+from anysize.models.any_net import is_of_a_library, package_of
 from anysize.models.build import build_model
-from anysize.models.fcn import FCN
+from anysize.models.net import Net
 from anysize.tables import from_table
 
 WEIGHTS_FORMAT = "anysize-weights-1"
@@ -44,13 +52,15 @@ class Weights:
         classes: Names, colours and ignore index.
         kind: How its logits become labels.
         pixels: How uint8 RGB becomes its input.
+        note: What a person should know of the file, as a sentence; usually empty.
     """
 
-    model: FCN
+    model: Net
     config: ModelConfig
     classes: Classes
     kind: LabelKind
     pixels: PixelConvention
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,7 @@ class WeightsFile:
             ImageNet checkpoints of other systems are.
         tensors: By the names of the net's state dict; without `head.*` for a body.
         source: What the file was converted from; empty where Anysize trained it.
+        package: Name and version of the package of `model.net`, if there is one.
     """
 
     config: ModelConfig
@@ -71,6 +82,7 @@ class WeightsFile:
     kind: LabelKind | None
     tensors: Mapping[str, Tensor]
     source: str = ""
+    package: str = ""
 
 
 def save_weights(path: Path, weights: Weights) -> None:
@@ -87,6 +99,7 @@ def save_weights(path: Path, weights: Weights) -> None:
             classes=weights.classes,
             kind=weights.kind,
             tensors=weights.model.state_dict(),
+            package=package_of(weights.config.net),
         ),
     )
 
@@ -102,6 +115,7 @@ def write_weights_file(path: Path, file: WeightsFile) -> None:
         "model": json.dumps(dataclasses.asdict(file.config)),
         "pixels": json.dumps(dataclasses.asdict(file.pixels)),
         "source": file.source,
+        "package": file.package,
     }
     if file.classes is not None and file.kind is not None:
         metadata["classes"] = json.dumps(dataclasses.asdict(file.classes))
@@ -124,12 +138,19 @@ def weights_path(path: Path) -> Path:
     return path / "weights.safetensors" if path.is_dir() else path
 
 
-def load_weights(path: Path, device: torch.device) -> Weights:
+def load_weights(path: Path, device: torch.device, *, trust_net: bool = False) -> Weights:
     """Reads a weights file and builds its net.
+
+    Args:
+        path: The file.
+        device: Where the net is put.
+        trust_net: A net that the file names as `package.module:build` is imported and called even
+            if no `run.toml` beside the file names it with the same arguments.
 
     Raises:
         WeightsError: No such file, damaged, not a weights file of Anysize, a body without a head,
-            or its tensors are not those of the net that it describes.
+            its tensors are not those of the net that it describes, or the net is not trusted or
+            cannot be built.
     """
     file = read_weights_file(path)
     if file.classes is None or file.kind is None:
@@ -137,8 +158,17 @@ def load_weights(path: Path, device: torch.device) -> Weights:
             f"{path} is a body without a head ({file.source}), so it cannot label images yet. "
             "Train a head for your classes first: set `train.weights` to this file."
         )
-    _require_same_tensors(expected_tensors(file, str(path)), file.tensors, str(path))
-    model = build_model(file.config, len(file.classes.names))
+    note = ""
+    if file.config.net:
+        if not trust_net:
+            _require_consent(path, file.config)
+        note = _said_of_versions(path, file)
+    else:
+        _require_same_tensors(expected_tensors(file, str(path)), file.tensors, str(path))
+    try:
+        model = build_model(file.config, len(file.classes.names))
+    except AnysizeError as error:
+        raise WeightsError(f"The net of {path} cannot be built. {note}{error}") from error
     load_tensors(model, file.tensors, str(path))
     return Weights(
         model=model.to(device).eval(),
@@ -146,6 +176,34 @@ def load_weights(path: Path, device: torch.device) -> Weights:
         classes=file.classes,
         kind=file.kind,
         pixels=file.pixels,
+        note=note,
+    )
+
+
+def _require_consent(path: Path, config: ModelConfig) -> None:
+    """A file from someone else must not import and call code unnoticed."""
+    if is_of_a_library(config.net):
+        return
+    run = path.parent / "run.toml"
+    if run.is_file():
+        named = load_config(run).model
+        if (named.net, named.arguments) == (config.net, config.arguments):
+            return
+    arguments = ", ".join(f"{k}={v!r}" for k, v in config.arguments.items())
+    raise WeightsError(
+        f"To use {path}, {config.net}({arguments}) would be imported and called, and no run.toml "
+        "beside the file names it. If you know that code, add --trust-net (in Python: "
+        "trust_net=True)."
+    )
+
+
+def _said_of_versions(path: Path, file: WeightsFile) -> str:
+    now = package_of(file.config.net)
+    if now == file.package:
+        return ""
+    return (
+        f"{path} was made with {file.package or 'a module of no package'}; here is "
+        f"{now or 'no such package'}. "
     )
 
 
@@ -240,6 +298,7 @@ def parse_weights(
         kind=typing.cast("LabelKind | None", kind),
         tensors=tensors,
         source=metadata.get("source", ""),
+        package=metadata.get("package", ""),
     )
 
 

@@ -146,7 +146,10 @@ def export(
         pixels=weights.pixels,
         source=source,
     )
-    data = build(weights.model, description, str(path))
+    model = weights.model
+    if not isinstance(model, FCN):
+        raise ConfigError(f"{path} was not written: only our own ResNets are exported so far.")
+    data = build(model, description, str(path))
     check = compare(load_onnx(data, str(path)), weights)
     if check.num_differing or not check.difference <= TOLERANCE:
         raise WeightsError(

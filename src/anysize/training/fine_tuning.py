@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from anysize.config import (
     ModelConfig,
     PixelConvention,
 )
 from anysize.data.samples import Classes
-from anysize.errors import WeightsError, first_names
-from anysize.models.fcn import FCN
-from anysize.models.weights_file import OF_THE_BODY, WeightsFile, load_tensors, read_weights_file
+from anysize.errors import ConfigError, WeightsError, first_names
+from anysize.models.build import build_model
+from anysize.models.net import Net
+from anysize.models.weights_file import (
+    OF_THE_BODY,
+    WeightsFile,
+    is_ours,
+    load_tensors,
+    read_weights_file,
+)
 
 
 def start_from(
-    model: FCN, path: Path, config: ModelConfig, classes: Classes
-) -> tuple[PixelConvention, str]:
+    model: Net, path: Path, config: ModelConfig, classes: Classes
+) -> tuple[PixelConvention | None, str]:
     """Fine-tuning: copies a weights file into a net that is to be trained on other classes perhaps.
 
     The body is taken whole. Of the head, the rows of classes that both have are taken by the
     classes' names; the rest keep their initial values. Output stride, norm, place of the loss and
     activation checkpointing may differ; what decides which function the weights are for may not.
+    For a net that `model.net` names, see `_start_any_from`.
 
     Returns:
-        The pixel convention that the weights were trained with, and a sentence that says what was
-        taken.
+        The pixel convention that the weights were trained with, None where the file says none, and
+        a sentence that says what was taken.
 
     Raises:
         WeightsError: As `load_weights`; or the rules of the file's net differ from `config`.
     """
+    if config.net:
+        return _start_any_from(model, path, config, classes)
     file = read_weights_file(path)
     for key in OF_THE_BODY:
         _require_same(key, file, config, path)
@@ -49,7 +63,8 @@ def start_from(
         _require_same("head_relu", file, config, path)
         taken = "body and head"
     if known and theirs != classes.names:
-        head = _rows_by_name(head, own, theirs, classes.names, path)
+        axes = {name: 1 if tensor.dim() > 1 else 0 for name, tensor in own.items()}
+        head = _rows_by_name(head, own, axes, theirs, classes.names, path)
         taken += f" ({_what_was_taken(theirs, classes.names)})"
     load_tensors(model, {**tensors, **head}, str(path))
     source = f" ({file.source})" if file.source else ""
@@ -59,16 +74,17 @@ def start_from(
 def _rows_by_name(
     head: Mapping[str, Tensor],
     own: Mapping[str, Tensor],
+    axes: Mapping[str, int],
     theirs: Sequence[str],
     ours: Sequence[str],
     path: Path,
 ) -> dict[str, Tensor]:
-    """Our head with the rows of theirs whose class it has: `weights` by column, `biases`."""
+    """Our head with the rows of theirs whose class it has; `axes` say where the classes are."""
     mixed = {name: tensor.clone() for name, tensor in own.items()}
     into = [i for i, name in enumerate(ours) if name in theirs]
     out_of = [theirs.index(ours[i]) for i in into]
     for name, tensor in mixed.items():
-        axis = 1 if tensor.dim() > 1 else 0
+        axis = axes[name]
         if name not in head or head[name].shape[axis] != len(theirs):
             raise WeightsError(
                 f"{path} has no tensor {name} for its {len(theirs)} classes. Take another file."
@@ -99,3 +115,99 @@ def _require_same(key: str, file: WeightsFile, config: ModelConfig, path: Path) 
             f"`model.{key}` is {ours!r}, but the weights in {path} are for {theirs!r}. "
             f"Set `model.{key}` to {theirs!r}, or leave it out."
         )
+
+
+def _start_any_from(
+    model: Net, path: Path, config: ModelConfig, classes: Classes
+) -> tuple[PixelConvention | None, str]:
+    """Copies a file of ours or a library's own, by the names of the state dict.
+
+    The file may be of the whole net, or of the module of it that it fits best, such as an encoder;
+    that module is taken whole, and what the file has beyond it is left out. What depends on the
+    number of classes is taken by the classes' names, or where a file has no names, if it is of the
+    same number; else it starts afresh. All of it is said.
+
+    Raises:
+        WeightsError: The file cannot be read, or a tensor of the module is missing or of another
+            shape.
+    """
+    file = read_weights_file(path) if is_ours(path) else None
+    tensors = _read_state_dict(path) if file is None else file.tensors
+    own = model.state_dict()
+    prefix = _best_prefix(model, own, tensors)
+    tensors = {prefix + name: tensor for name, tensor in tensors.items()}
+    axes = _axes_of_classes(model, config, len(classes.names))
+    theirs = () if file is None or file.classes is None else file.classes.names
+    head = {n: tensors[n] for n in axes if n in tensors}
+    said: list[str] = []
+    if head and theirs and theirs != classes.names:
+        rows = {n: own[n] for n in head}
+        head = _rows_by_name(head, rows, axes, theirs, classes.names, path)
+        said.append(_what_was_taken(theirs, classes.names))
+    head = {n: t for n, t in head.items() if t.shape == own[n].shape}
+    # Files from before PyTorch 0.4.1 have no counters.
+    optional = {n for n in own if not n.startswith(prefix) or n.endswith("num_batches_tracked")}
+    body = {n: t for n, t in tensors.items() if n in own and n not in axes}
+    taken = body | head
+    new = [n for n in own if n not in taken and (n in axes or n in optional)]
+    load_tensors(model, {n: own[n] for n in new} | taken, str(path))
+    where = f" as {prefix.rstrip('.')}" if prefix else ""
+    said.insert(0, f"{len(taken)} of {len(own)} tensors{where}")
+    surplus = [n.removeprefix(prefix) for n in tensors if n not in own]
+    said += [f"starting afresh: {first_names(new)}"] if new else []
+    said += [f"left out: {first_names(surplus)}"] if surplus else []
+    return None if file is None else file.pixels, f"Started from {path}: {'; '.join(said)}."
+
+
+def _best_prefix(model: Net, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
+    """The path of the module whose state dict a file fits best, with a dot; empty for the net."""
+
+    def num_fitting(prefix: str) -> int:
+        fits = ((own.get(prefix + n), t.shape) for n, t in tensors.items())
+        return sum(o is not None and o.shape == shape for o, shape in fits)
+
+    prefixes = ["" if not name else f"{name}." for name, _ in model.named_modules()]
+    return max(prefixes, key=num_fitting)  # The first of equals, so the outermost.
+
+
+def _axes_of_classes(model: nn.Module, config: ModelConfig, num_classes: int) -> dict[str, int]:
+    """The tensors that have an entry per class, and along which dimension."""
+    try:
+        other = build_model(config, num_classes + 1).state_dict()
+    except ConfigError:
+        return {}  # The number of classes is written into the net.
+    found: dict[str, int] = {}
+    for name, tensor in model.state_dict().items():
+        shapes = zip(tensor.shape, other[name].shape, strict=True)
+        found.update((name, axis) for axis, (a, b) in enumerate(shapes) if a != b)
+    return found
+
+
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
+    """A state dict that PyTorch or safetensors wrote; runs no code of the file.
+
+    Raises:
+        WeightsError: No such file, damaged, or it holds something else.
+    """
+    if not path.is_file():
+        raise WeightsError(f"No such file: {path}.")
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise WeightsError(
+            f"{path} cannot be read: {first} Save the state_dict alone: "
+            "torch.save(net.state_dict(), path)."
+        ) from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not (isinstance(found, dict) and any(isinstance(t, Tensor) for t in found.values())):
+        raise WeightsError(f"{path} holds no state dict. Save one: net.state_dict().")
+    tensors = {str(n): t for n, t in found.items() if isinstance(t, Tensor)}
+    if all(n.startswith("module.") for n in tensors):  # of DataParallel
+        return {n.removeprefix("module."): t for n, t in tensors.items()}
+    return tensors

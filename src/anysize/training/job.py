@@ -27,7 +27,7 @@ from anysize.device import (
 )
 from anysize.errors import ConfigError, DataError, first_names
 from anysize.models.build import build_model
-from anysize.models.fcn import FCN
+from anysize.models.net import Net
 from anysize.models.weights_file import Weights
 from anysize.planning.canvases import (
     Plan,
@@ -86,8 +86,9 @@ def prepare(
     model = build_model(config.model, len(classes.names), generator=generator)
     pixels = config.pixels
     if config.train.weights and not resume:
-        pixels, taken = start_from(model, Path(config.train.weights), config.model, classes)
+        theirs, taken = start_from(model, Path(config.train.weights), config.model, classes)
         console.print(taken)
+        pixels = theirs or pixels
         # These are the camera's, not the net's.
         pixels = dataclasses.replace(
             pixels, white=config.pixels.white, float_range=config.pixels.float_range
@@ -132,7 +133,7 @@ class Job:
     val_samples: list[Sample]
     plan: Plan
     pixels: PixelConvention
-    model: FCN
+    model: Net
     optimizer: torch.optim.Optimizer
     loss: Loss
     device: torch.device

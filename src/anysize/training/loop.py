@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,6 +115,7 @@ def _one_step(job: Job, place: Place, loaded: LoadedStep, window: _Window, log: 
             f"No training image in {job.config.data.root} can be read. Look at the first message."
         )
     new: list[Canvas] = []
+    _seed_dropout(job.config.train.seed, step)
     if loaded.batches:
         place.in_step = True
         try:
@@ -135,6 +137,12 @@ def _one_step(job: Job, place: Place, loaded: LoadedStep, window: _Window, log: 
         place.seen.update(new)
     if job.tally.max_pass_pixels != planned_pixels:
         say_smaller_passes(job, step, log)
+
+
+def _seed_dropout(seed: int, step: int) -> None:
+    """Nets draw dropout from PyTorch's own generator: the same in a step, resumed or not."""
+    drawn = np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)
+    torch.manual_seed(int(drawn[0]))  # noqa: TID251
 
 
 class _Window:

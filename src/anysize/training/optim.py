@@ -13,14 +13,14 @@ from anysize.config import OptimConfig
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """Builds the optimiser that `[optim]` names.
 
-    Weight decay acts on convolution weights only, never on norms and biases.
+    Weight decay acts on the weights of convolutions and matrices only, never on norms and biases.
 
     Source: PARITY "weight decay"; momentum as in TensorFlow: v = mu * v + g; w -= lr * v, which is
     torch's SGD as well.
     """
     decayed, free = [], []
-    for name, parameter in model.named_parameters():
-        (decayed if name.endswith("weights") else free).append(parameter)
+    for parameter in model.parameters():
+        (decayed if parameter.ndim > 1 else free).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": free, "weight_decay": 0.0},

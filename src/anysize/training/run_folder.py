@@ -17,6 +17,7 @@ from anysize.data.record import (
 )
 from anysize.data.samples import Sample
 from anysize.errors import ConfigError, DataError
+from anysize.models.any_net import package_of
 from anysize.planning.planfile import write_plan
 from anysize.training.events import forget_events_after, read_events
 from anysize.training.job import Job
@@ -65,6 +66,7 @@ def start(job: Job) -> int:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(job.device),
+        **({"net": package_of(job.config.model.net)} if job.config.model.net else {}),
         **{name: importlib.metadata.version(name) for name in names},
     }
     write_atomic(run / "versions.json", json.dumps(versions, indent=2).encode())

@@ -16,7 +16,13 @@ from anysize.config import (
     load_config,
 )
 from anysize.errors import ConfigError
-from anysize.models.weights_file import OF_THE_BODY, WEIGHTS_FORMAT, parse_weights, read_metadata
+from anysize.models.weights_file import (
+    OF_THE_BODY,
+    WEIGHTS_FORMAT,
+    is_ours,
+    parse_weights,
+    read_metadata,
+)
 
 FROM_SCRATCH = {"model": {"norm": "trained", "norm_decay": 0.9}}
 """What a run without weights has unless it says otherwise.
@@ -24,24 +30,43 @@ FROM_SCRATCH = {"model": {"norm": "trained", "norm_decay": 0.9}}
 Frozen statistics of a net that was never trained are those of no image; and moving ones that keep
 99.7% of their value in each step are not there yet after some hundred steps."""
 
+OF_OTHERS = {"max_value": 1.0, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+"""Pixels of three channels as nets of torchvision, timm and others take them.
+
+Source: torchvision's `ImageClassification` preset; timm's `IMAGENET_DEFAULT_MEAN`."""
+
 
 def load_run_config(path: Settings, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads a `run.toml`; what it leaves open about the net, `train.weights` decides.
 
     The depth, the rules of padding, stride and dilation, and the pixel convention are those that
     the weights were trained with, unless the TOML file says otherwise. Without weights, norms are
-    trained (`FROM_SCRATCH`).
+    trained (`FROM_SCRATCH`). A net that `model.net` names is always named by the TOML file; its
+    norms are trained and its pixels those of `OF_OTHERS` unless that says otherwise.
 
     Raises:
         ConfigError: As `load_config`.
         WeightsError: The file that `train.weights` names cannot be read.
     """
     config = load_config(path, overrides)
+    weights = base_of(path) / config.train.weights
+    if config.model.net:
+        defaults: dict[str, dict[str, Any]] = {"model": {"norm": "trained"}}
+        if config.train.weights and is_ours(weights):
+            file = parse_weights(weights, read_metadata(weights, WEIGHTS_FORMAT), {})
+            defaults["pixels"] = dataclasses.asdict(file.pixels)
+        elif config.model.num_channels == 3:
+            defaults["pixels"] = OF_OTHERS
+        return load_config(path, overrides, defaults=defaults)
     if not config.train.weights:
         return load_config(path, overrides, defaults=FROM_SCRATCH)
-    weights = base_of(path) / config.train.weights
     metadata = read_metadata(weights, WEIGHTS_FORMAT)
     file = parse_weights(weights, metadata, {})
+    if file.config.net:
+        raise ConfigError(
+            f"The weights in {weights} are for the net {file.config.net}. Set `model.net` to it, "
+            f"and [model.arguments] to {dict(file.config.arguments)}, if you know that code."
+        )
     return load_config(path, overrides, defaults=_left_open(file.config, file.pixels))
 
 
@@ -60,7 +85,8 @@ def config_as_begun(path: Settings, overrides: Sequence[str], began_with: Path) 
     """
     before = load_config(began_with)
     defaults = _left_open(before.model, before.pixels)
-    defaults["model"] |= {"norm": before.model.norm, "norm_decay": before.model.norm_decay}
+    net = ("norm", "norm_decay", "net", "arguments")
+    defaults["model"] |= {key: getattr(before.model, key) for key in net}
     return load_config(path, overrides, defaults=defaults)
 
 
