@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.data.files import write_png16, write_tiff
 
 from anysize.config import DataConfig, ModelConfig, OptimConfig, PixelConvention
-from anysize.conversion.convert import convert
+from anysize.conversion.convert import Asked, convert
 from anysize.data.samples import (
     Classes,
     Sample,
@@ -226,7 +226,7 @@ def _convert(path: Path) -> object:
 
 
 def _convert_head(path: Path) -> object:
-    file, _ = convert(path, kind="multilabel")
+    file, _ = convert(path, Asked(loss="sigmoid"))
     return file
 
 

@@ -27,7 +27,8 @@ SURFACE = {
     "train": "(config, overrides, *, resume, console)",
     "evaluate": "(run, *, data, device, precision, console)",
     "plan": "(sizes, *, geometry, images_per_step, max_pixels_per_step, max_canvases, epochs)",
-    "convert": "(path, out, *, head, loss, classes, head_relu, output_stride, mean, console)",
+    "convert": "(path, out, *, head, prefix, loss, classes, head_relu, output_stride, mean, "
+    "console)",
     "Labeller.predict": "(self, image, *, white, max_pixels)",
     "Labeller.probabilities": "(self, image, *, white, max_pixels)",
 }

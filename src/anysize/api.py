@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from anysize.config import (
-    LABELS_OF,
     LabelKind,
     LossKind,
     ModelConfig,
@@ -23,14 +22,13 @@ from anysize.config import (
     Settings,
     TrainConfig,
 )
-from anysize.conversion.convert import convert as read_foreign
-from anysize.conversion.convert import describe
-from anysize.data.classes import Classes, read_classes
+from anysize.conversion.convert import Asked, convert_file
+from anysize.data.classes import Classes
 from anysize.device import Precision, select_device
-from anysize.errors import ConfigError, DataError
+from anysize.errors import DataError
 from anysize.geometry import NetGeometry, Size
 from anysize.models.build import geometry_of
-from anysize.models.weights_file import load_weights, weights_path, write_weights_file
+from anysize.models.weights_file import load_weights, weights_path
 from anysize.onnx.file import open_onnx
 from anysize.planning.canvases import plan_canvases, worthwhile_canvases
 from anysize.planning.packing import Plan
@@ -278,6 +276,7 @@ def convert(
     out: Path | str | None = None,
     *,
     head: str = "",
+    prefix: str = "",
     loss: LossKind | None = None,
     classes: Classes | Path | str | None = None,
     head_relu: bool = False,
@@ -291,10 +290,11 @@ def convert(
         path: The checkpoint; its format is found by content.
         out: The weights file to write; None is `path` with the ending `.safetensors`.
         head: Of several heads, the one to take; "none" takes the body only.
+        prefix: Of several nets, what the names of the one to take begin with.
         loss: How the head's logits are meant; must be given where a head is taken.
         classes: Of the head, or a classes.toml; None numbers them.
         head_relu: The head ends with a ReLU.
-        output_stride: That the head was trained at.
+        output_stride: That the net was trained at.
         mean: Caffe's mean image, `.binaryproto`.
         console: Told what was found and taken.
 
@@ -304,26 +304,17 @@ def convert(
     Raises:
         AnysizeError: Not a checkpoint of these systems, or `out` exists.
     """
-    path = Path(path)
-    target = path.with_suffix(".safetensors") if out is None else Path(out)
-    if target.suffix != ".safetensors":
-        raise ConfigError(f"out is {target}; a weights file ends with .safetensors.")
-    if target.exists():
-        raise ConfigError(f"{target} already exists. Remove it, or give another out.")
-    if isinstance(classes, Path | str):
-        classes = read_classes(Path(classes))
-    file, foreign = read_foreign(
-        path,
+    asked = Asked(
         head=head,
-        kind=None if loss is None else LABELS_OF[loss],
+        prefix=prefix,
+        loss=loss,
         classes=classes,
         head_relu=head_relu,
         output_stride=output_stride,
-        mean=None if mean is None else Path(mean),
+        mean=mean,
     )
-    _or_quiet(console).print(describe(foreign), highlight=False, markup=False)
-    write_weights_file(target, file)
-    return target
+    target = None if out is None else Path(out)
+    return convert_file(Path(path), target, asked, _or_quiet(console))
 
 
 def _or_quiet(console: Console | None) -> Console:

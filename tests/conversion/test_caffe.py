@@ -321,9 +321,9 @@ def test_every_blob_is_accounted_for_once(tmp_path):
     ]
     foreign = read_caffe(save(tmp_path, layers))
     names = [f"{la.name}[{i}]" for la in layers for i in range(len(la.blobs))]
-    accounts = [*foreign.taken, *foreign.left_out, *foreign.unknown]
+    accounts = [*foreign.taken, *foreign.left_out, *foreign.beside, *foreign.unknown]
     assert sorted(accounts) == sorted(names)
-    assert foreign.unknown == ("odd[0]",)
+    assert (foreign.beside, foreign.unknown) == (("odd[0]",), ())
     assert "whole image" in foreign.left_out["fc1000[1]"]
     assert "1x1" in foreign.left_out["score4[0]"]
     assert "on the body's output" in foreign.left_out["fc1[0]"]

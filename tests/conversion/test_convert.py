@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 from anysize.config import ModelConfig, PixelConvention
 from anysize.conversion import convert as module
-from anysize.conversion.convert import convert, describe
+from anysize.conversion.convert import Asked, convert, describe
 from anysize.conversion.foreign import Foreign
 from anysize.data.samples import Classes
 from anysize.errors import WeightsError
@@ -136,36 +137,71 @@ def test_a_head_must_be_given_a_meaning(checkpoint, monkeypatch):
     monkeypatch.setattr(module, "_read", lambda *_: found)
     with pytest.raises(WeightsError, match=r"a head of 3 channels.*--loss sigmoid"):
         convert(checkpoint)
-    file, _ = convert(checkpoint, kind="multilabel", head_relu=True)
+    file, _ = convert(checkpoint, Asked(loss="sigmoid", head_relu=True))
     assert file.classes.names == ("class_0", "class_1", "class_2")
     assert len(set(file.classes.colours)) == 3
     assert file.config.head_relu
     two = Classes(names=("a", "b"), colours=((0, 0, 0), (1, 1, 1)))
     with pytest.raises(WeightsError, match="3 channels, but --classes names 2: a, b"):
-        convert(checkpoint, kind="multiclass", classes=two)
+        convert(checkpoint, Asked(loss="softmax", classes=two))
 
 
 def test_a_head_can_be_left_out(checkpoint, monkeypatch):
     found = with_head(checkpoint)
     monkeypatch.setattr(module, "_read", lambda *_: found)
-    file, found = convert(checkpoint, head="none")
+    file, found = convert(checkpoint, Asked(head="none"))
     assert file.classes is None
     assert not any(n.startswith("head.") for n in file.tensors)
     assert found.left_out["up/w"] == "a head, left out as asked"
 
 
+def test_a_body_beside_a_foreign_head_is_taken_where_it_alone_is_asked_for(tmp_path):
+    path, out = tmp_path / "moco.safetensors", tmp_path / "w.safetensors"
+    head = {"fc.0.weight": torch.zeros(4, 4), "fc.2.bias": torch.zeros(4)}
+    head |= {f"decode_head.convs.{i}.weight": torch.zeros(3, 3) for i in range(20)}
+    save_file(torchvision_state() | head, path)
+    done = command(path, "-o", out)
+    assert done.returncode == 2
+    assert "add --head none" in done.stderr
+    assert not out.exists()
+    done = command(path, "-o", out, "--head", "none")
+    assert done.returncode == 0, done.stderr
+    assert "left out as asked: 22 (decode_head.*, fc.*)" in done.stdout
+    assert set(read_weights_file(out).tensors) == set(body())
+    changed = {"layer1.0.se.weight": torch.zeros(3), "conv1.bias": torch.zeros(4)}
+    for name, tensor in changed.items():
+        save_file(torchvision_state() | {name: tensor}, path)
+        with pytest.raises(WeightsError, match=name):
+            convert(path, Asked(head="none"))
+
+
+def test_the_command_takes_the_net_that_the_prefix_names(tmp_path):
+    path, out = tmp_path / "mean.pth", tmp_path / "w.safetensors"
+    averaged = {n: t + 1 if n == "conv1.weight" else t for n, t in torchvision_state().items()}
+    content = {"state_dict": torchvision_state(), "state_dict_ema": averaged, "epoch": 3}
+    torch.save({**content, "best": np.float64(0.5)}, path)
+    done = command(path, "-o", out)
+    assert "state_dict_ema. takes them" in done.stdout
+    assert "not weights: 2 (epoch, best)" in done.stdout
+    stem = body()["body.conv1.weights"]
+    assert torch.equal(read_weights_file(out).tensors["body.conv1.weights"], stem)
+    out.unlink()
+    assert command(path, "-o", out, "--prefix", "state_dict_ema").returncode == 0
+    assert torch.equal(read_weights_file(out).tensors["body.conv1.weights"], stem + 1)
+
+
 def test_options_for_a_head_are_refused_where_there_is_none(checkpoint):
-    with pytest.raises(WeightsError, match="nothing for --loss, --classes, --head-relu"):
-        convert(checkpoint, kind="multiclass")
+    with pytest.raises(WeightsError, match="nothing for --loss, --classes and --head-relu"):
+        convert(checkpoint, Asked(loss="softmax"))
     with pytest.raises(WeightsError, match="--mean goes with a .caffemodel"):
-        convert(checkpoint, mean=checkpoint)
+        convert(checkpoint, Asked(mean=checkpoint))
 
 
 def test_a_head_of_too_many_classes_is_refused(checkpoint, monkeypatch):
     found = with_head(checkpoint, num_classes=300)
     monkeypatch.setattr(module, "_read", lambda *_: found)
     with pytest.raises(WeightsError, match="300 channels; a mask has room for 255"):
-        convert(checkpoint, kind="multiclass")
+        convert(checkpoint, Asked(loss="softmax"))
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
@@ -180,6 +216,38 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
             convert(photo)
 
 
+def keras(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", b"x")
+
+
+def saved_model(path):
+    path.mkdir()
+    (path / "saved_model.pb").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "way_out"),
+    [
+        (
+            "frozen.pb",
+            lambda p: p.write_bytes(b"\x0a\x05hello"),
+            "checkpoint that it was made from",
+        ),
+        ("net.h5", lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n"), "from TF-Slim, torchvision or"),
+        ("net", lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n"), "snapshot_format: BINARYPROTO"),
+        ("net.keras", keras, "a model of Keras.* from TF-Slim, torchvision or timm"),
+        ("exported", saved_model, "a SavedModel.*exported/variables/variables"),
+    ],
+)
+def test_files_of_tensorflow_that_cannot_be_taken_are_refused_by_name(
+    tmp_path, name, make, way_out
+):
+    make(tmp_path / name)
+    with pytest.raises(WeightsError, match=f"{name} is .*{way_out}"):
+        convert(tmp_path / name)
+
+
 def test_our_own_file_is_not_converted_again(tmp_path, checkpoint):
     file, _ = convert(checkpoint)
     path = tmp_path / "w.safetensors"
@@ -192,7 +260,7 @@ def test_a_converted_head_labels(tmp_path, checkpoint, monkeypatch):
     found = with_head(checkpoint)
     monkeypatch.setattr(module, "_read", lambda *_: found)
     path = tmp_path / "w.safetensors"
-    write_weights_file(path, convert(checkpoint, kind="multiclass")[0])
+    write_weights_file(path, convert(checkpoint, Asked(loss="softmax"))[0])
     weights = load_weights(path, torch.device("cpu"))
     assert weights.kind == "multiclass"
     assert weights.pixels == PixelConvention(

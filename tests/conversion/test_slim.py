@@ -53,15 +53,15 @@ def head(scope, num_classes, num_in=32, size=3):
     }
 
 
-def read(tensors, name="", undecoded=()):
+def read(tensors, name="", undecoded=(), prefix=""):
     checkpoint = TfCheckpoint(
         path=Path("x.ckpt"),
         version="V2",
         tensors=tensors,
         undecoded=dict.fromkeys(undecoded, "string"),
     )
-    foreign = from_checkpoint(checkpoint, head=name)
-    accounted = [*foreign.taken, *foreign.left_out, *foreign.unknown]
+    foreign = from_checkpoint(checkpoint, head=name, prefix=prefix)
+    accounted = [*foreign.taken, *foreign.left_out, *foreign.beside, *foreign.unknown]
     assert sorted(accounted) == sorted([*tensors, *undecoded])
     return foreign
 
@@ -233,10 +233,22 @@ def test_a_tensor_that_nothing_is_known_of_stays_unknown():
         "decoder/BatchNorm/beta": np.zeros(32, np.float32),
         "resnet_v1_50/conv1/weights/odd": np.zeros(5, np.float32),  # no slot: of another shape
         "resnet_v1_50/logits/weights": np.zeros((1, 1, 99, 5), np.float32),
-        "odd": np.float32(0),
+        "resnet_v1_50/block1/unit_1/bottleneck_v1/gain": np.float32(0),  # it changes the net
+        "upconv/temperature": np.float32(0),  # it changes the head
     }
-    foreign = read(net() | head("upconv", 2) | strange, undecoded=["text"])
-    assert set(foreign.unknown) == {*strange, "text"}
+    within = {"resnet_v1_50/conv1/weights/odd", "resnet_v1_50/block1/unit_1/bottleneck_v1/gain"}
+    foreign = read(net() | head("upconv", 2) | strange)
+    assert set(foreign.unknown) == within
+    assert set(foreign.beside) == strange.keys() - within
+
+
+def test_numbers_and_what_is_no_number_are_left_out_beside_the_net():
+    names = ("Variable", "epoch", "Mean/ExponentialMovingAverage", "resnet_v1_50/scale")
+    numbers = {n: np.float32(0) for n in names}
+    foreign = read(net() | head("upconv", 2) | numbers, undecoded=["text"])
+    assert {foreign.left_out[n] for n in numbers} == {"a single number beside the net"}
+    assert foreign.left_out["text"] == "of type string, which no weights of the net have"
+    assert (foreign.beside, foreign.unknown) == ((), ())
 
 
 def test_one_head_is_taken_and_a_head_without_biases_gets_zeros():
@@ -352,6 +364,16 @@ def test_the_settings_that_the_docs_give_for_the_script_are_settings(tmp_path):
     build_optimizer(build_model(read(net()).config, 2), config.optim)
 
 
-def test_two_nets_in_one_file_are_told():
-    with pytest.raises(WeightsError, match="holds 2 nets: a/, b/"):
-        read(net(scope="a/") | net(scope="b/"))
+def test_of_two_nets_in_one_file_the_prefix_chooses():
+    two = net(scope="a/") | net(scope="b/") | {"b/conv1/weights": np.ones((7, 7, 3, 1), np.float32)}
+    with pytest.raises(WeightsError, match=r"holds 2 nets: a/, b/\. Name the one .* --prefix"):
+        read(two)
+    for asked in ("b", "b/"):
+        foreign = read(two, prefix=asked)
+        assert np.array_equal(foreign.tensors["body.conv1.weights"], np.ones((1, 3, 7, 7)))
+        assert foreign.left_out["a/conv1/weights"] == "another net; --prefix a/ takes it"
+        assert foreign.beside == ()
+    with pytest.raises(WeightsError, match="holds 2 nets"):
+        read(two, prefix="c")
+    nested = net(scope="") | net(scope="b/")
+    assert read(nested, prefix=".").taken["conv1/weights"] == "body.conv1.weights"

@@ -17,7 +17,7 @@ from parity.ours import (
     with_one_kernel_transposed,
 )
 
-from anysize.conversion.convert import convert
+from anysize.conversion.convert import Asked, convert
 from anysize.geometry import Size, single
 from anysize.models.weights_file import load_weights, write_weights_file
 
@@ -56,7 +56,7 @@ def converted(tmp_path_factory):
     found = {}
     for net in NETS:
         path = tmp_path_factory.mktemp("weights") / f"{net}.safetensors"
-        file, foreign = convert(GOLDEN / f"{net}.ckpt", kind="multilabel")
+        file, foreign = convert(GOLDEN / f"{net}.ckpt", Asked(loss="sigmoid"))
         write_weights_file(path, file)
         found[net] = load_weights(path, torch.device("cpu")), foreign
     return found

@@ -31,7 +31,7 @@ STATE_DICT = GOLDEN / "torchvision_resnet.pth"
 
 @pytest.fixture(scope="module")
 def tensors():
-    return read_torch_file(STATE_DICT)
+    return read_torch_file(STATE_DICT).tensors
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,22 @@ def resnet(units=UNITS[50], base=64):
     return tensors
 
 
-def read(tensors):
-    return foreign_from_torchvision(tensors, Path("net.pth"))
+SMALL = resnet((1, 1, 1, 1), 64)
+
+
+def without(tensors, *parts):
+    return {n: a for n, a in tensors.items() if not any(p in n for p in parts)}
+
+
+def read(tensors, prefix=""):
+    foreign = foreign_from_torchvision(tensors, Path("net.pth"), prefix=prefix)
+    accounted = [*foreign.taken, *foreign.left_out, *foreign.beside, *foreign.unknown]
+    assert sorted(accounted) == sorted(tensors)
+    return foreign
+
+
+def below(prefix, tensors):
+    return {prefix + n: a for n, a in tensors.items()}
 
 
 @pytest.mark.parametrize("arrangement", ["alone", "canvas"])
@@ -173,46 +187,112 @@ def test_a_prefix_of_some_names_only_is_not_ignored():
         read(mixed)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "outside"),
+    [
+        ("backbone.", "head.mlp.0.weight"),
+        ("module.encoder.", "module.queue"),
+        ("model.", "criterion.weight"),
+        ("state_dict.module.", "optimizer.momentum"),
+        ("", "decoder.layer1.0.weight"),
+    ],
+)
+def test_a_net_below_a_prefix_is_found_and_what_is_outside_is_named(prefix, outside):
+    foreign = read(below(prefix, SMALL) | {outside: np.zeros((2, 2), np.float32)})
+    assert foreign.taken[f"{prefix}conv1.weight"] == "body.conv1.weights"
+    assert foreign.unknown == ()
+    if prefix:
+        assert foreign.left_out[outside] == f"outside the net, whose names begin with {prefix}"
+    else:
+        assert foreign.beside == (outside,)
+
+
+def test_of_several_nets_one_is_chosen_by_its_prefix_never_by_guessing():
+    two = below("module.encoder_q.", SMALL) | below("module.encoder_k.", SMALL)
+    first = "module.encoder_q.conv1.weight"
+    two[first] = two[first] + 1
+    with pytest.raises(WeightsError, match=r"2 ResNets.* module\.encoder_k\., module\.encoder_q\."):
+        read(two)
+    for asked in ("module.encoder_q.", "module.encoder_q"):
+        foreign = read(two, asked)
+        assert np.array_equal(foreign.tensors["body.conv1.weights"], two[first])
+        reason = foreign.left_out["module.encoder_k.conv1.weight"]
+        assert reason == "another net; --prefix module.encoder_k. takes them"
+    with pytest.raises(WeightsError, match="several ResNets below 'module'"):
+        read(two, "module")
+    with pytest.raises(WeightsError, match=r"no ResNet below 'encoder'.*module\.encoder_k"):
+        read(two, "encoder")
+    nested = SMALL | below("backbone.", SMALL)
+    with pytest.raises(WeightsError, match=r"2 ResNets.* \., backbone\."):
+        read(nested)
+    assert read(nested, ".").taken["conv1.weight"] == "body.conv1.weights"
+    assert read(nested, "backbone").taken["backbone.conv1.weight"] == "body.conv1.weights"
+
+
 def test_averaged_weights_are_said_to_be_averaged():
-    averaged = {f"model_ema.module.{n}": a for n, a in resnet((1, 1, 1, 1), 4).items()}
+    averaged = below("model_ema.module.", SMALL)
     foreign = read({"model_ema.n_averaged": np.array(4), **averaged})
     assert "averaged over steps" in foreign.source
     assert foreign.left_out["model_ema.n_averaged"] == "a counter of averaged steps"
     assert foreign.unknown == ()
-    plain = resnet((1, 1, 1, 1), 4)
-    assert "averaged" in read({f"state_dict_ema.{n}": a for n, a in plain.items()}).source
-    assert "averaged" not in read({f"module.{n}": a for n, a in plain.items()}).source
-    assert "averaged" not in read(plain).source
+    assert "averaged" in read(below("state_dict_ema.", SMALL)).source
+    assert "averaged" in read({"n_averaged": np.array(4), **below("module.", SMALL)}).source
+    assert "averaged" not in read(below("module.", SMALL)).source
+    assert "averaged" not in read(SMALL).source
+
+
+@pytest.mark.parametrize(
+    ("plain", "averaged"),
+    [("state_dict.", "state_dict_ema."), ("model.", "model_ema.module."), ("", "ema.")],
+)
+def test_beside_plain_weights_averaged_ones_are_named_and_can_be_chosen(plain, averaged):
+    first = f"{averaged}conv1.weight"
+    tensors = below(plain, SMALL) | below(averaged, SMALL) | {first: SMALL["conv1.weight"] + 1}
+    foreign = read(tensors)
+    assert np.array_equal(foreign.tensors["body.conv1.weights"], SMALL["conv1.weight"])
+    assert "averaged" not in foreign.source
+    assert foreign.left_out[first] == f"weights averaged over steps; --prefix {averaged} takes them"
+    foreign = read(tensors, averaged.partition(".")[0])
+    assert np.array_equal(foreign.tensors["body.conv1.weights"], tensors[first])
+    assert "averaged over steps" in foreign.source
 
 
 def test_the_body_of_a_segmentation_net_is_taken_and_its_head_named():
-    body = {n: a for n, a in resnet((1, 1, 1, 1), 4).items() if not n.startswith("fc.")}
-    foreign = read(
-        {f"backbone.{n}": a for n, a in body.items()}
-        | {"classifier.0.weight": np.zeros((2, 2)), "aux_classifier.4.bias": np.zeros(2)}
-    )
+    head = {"classifier.0.weight": (2, 64, 3, 3), "aux_classifier.4.bias": (2,)}
+    heads = {n: np.zeros(s, np.float32) for n, s in head.items()}
+    foreign = read(below("backbone.", without(SMALL, "fc.")) | heads)
     assert "the body of a segmentation net" in foreign.source
-    assert foreign.left_out["classifier.0.weight"] == "head of a segmentation net"
-    assert foreign.left_out["aux_classifier.4.bias"] == "head of a segmentation net"
+    assert {foreign.left_out[n] for n in heads} == {"head of a segmentation net"}
     assert foreign.unknown == ()
     assert foreign.taken["backbone.conv1.weight"] == "body.conv1.weights"
+    assert foreign.config.output_stride == 8
+    assert any("output stride 8" in note for note in foreign.notes)
+    linear = {"classifier.weight": np.zeros((5, 64), np.float32)}
+    foreign = read(below("backbone.", without(SMALL, "fc.")) | linear)
+    assert "segmentation" not in foreign.source
+    assert foreign.config.output_stride == 16
 
 
 def test_names_that_nothing_is_known_of_are_listed():
     tensors = resnet((1, 1, 1, 1), 4)
     extra = {"conv1.bias": np.zeros(4), "rpn.weight": np.zeros(1), "fc.0.weight": np.zeros(1)}
-    assert set(read(tensors | extra).unknown) == set(extra)
+    foreign = read(tensors | extra)
+    assert foreign.unknown == ("conv1.bias",)
+    assert set(foreign.beside) == {"rpn.weight", "fc.0.weight"}
 
 
-def without(tensors, *parts):
-    return {n: a for n, a in tensors.items() if not any(p in n for p in parts)}
+def test_counts_and_single_numbers_are_left_out_unless_they_are_in_the_body():
+    counts = {"total_ops": np.zeros(1), "layer1.0.conv1.total_params": np.zeros(1)}
+    numbers = {"temperature": np.float32(1), "layer1.0.alpha": np.float32(1)}
+    foreign = read(SMALL | counts | numbers)
+    assert {foreign.left_out[n] for n in counts} == {"a profiler's counts"}
+    assert foreign.left_out["temperature"] == "a single number beside the net"
+    assert foreign.unknown == ("layer1.0.alpha",)
+    assert foreign.beside == ()
 
 
 def zeros(**shapes):
     return {n.replace("__", "."): np.zeros(s, np.float32) for n, s in shapes.items()}
-
-
-SMALL = resnet((1, 1, 1, 1), 64)
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from anysize.cli.output import require_folder
 from anysize.cli.parsing import verb
 from anysize.cli.run_folder import load_weights_of, trust_option
-from anysize.config import LABELS_OF, LossKind
-from anysize.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
+from anysize.config import LossKind
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,6 +32,12 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--head", default="", metavar="NAME", help="which head to take; none takes the body only"
     )
     convert.add_argument(
+        "--prefix",
+        default="",
+        metavar="NAME",
+        help="of several nets in the file, what the names of the one to take begin with",
+    )
+    convert.add_argument(
         "--loss", choices=typing.get_args(LossKind), help="how the head's logits are meant"
     )
     convert.add_argument(
@@ -48,7 +50,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--output-stride",
         type=int,
         choices=(8, 16, 32),
-        help="that the head was trained at (default: the file's where it says one, else 16)",
+        help="that the net was trained at (default: the file's where it says one, else 16)",
     )
     convert.add_argument(
         "--mean", type=Path, metavar="F", help="mean image of a .caffemodel (.binaryproto)"
@@ -73,34 +75,10 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _convert(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.conversion.convert import convert, describe
-    from anysize.data.samples import read_classes
-    from anysize.models.weights_file import write_weights_file
+    from anysize.conversion.convert import Asked, convert_file
 
-    if parsed.out.suffix != ".safetensors":
-        raise ConfigError(f"--out is {parsed.out}; a weights file ends with .safetensors.")
-    if parsed.out.exists():
-        raise ConfigError(f"{parsed.out} is there already. Remove it, or write to another name.")
-    require_folder(parsed.out)
-    file, foreign = convert(
-        parsed.checkpoint,
-        head=parsed.head,
-        kind=LABELS_OF[parsed.loss] if parsed.loss else None,
-        classes=read_classes(parsed.classes) if parsed.classes else None,
-        head_relu=parsed.head_relu,
-        output_stride=parsed.output_stride,
-        mean=parsed.mean,
-    )
-    console.print(describe(foreign), highlight=False)
-    write_weights_file(parsed.out, file)
-    if file.classes is None:
-        what = "a body; a head is trained by `train.weights` in a run.toml"
-    else:
-        what = (
-            f"body and head, {len(file.classes.names)} classes, {file.kind}, output stride "
-            f"{file.config.output_stride}"
-        )
-    console.print(f"Wrote {parsed.out}: {what}.", highlight=False)
+    asked = Asked(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(Asked)})
+    convert_file(parsed.checkpoint, parsed.out, asked, console)
 
 
 def _export(parsed: argparse.Namespace, console: Console) -> None:

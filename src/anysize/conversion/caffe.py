@@ -71,7 +71,10 @@ def read_caffe(path: Path, *, mean: Path | None = None, head: str = "") -> Forei
     body = _find_body(layers, str(path))
     rules, output_stride = _rules(body, layers, str(path))
     tensors, taken, left_out = convert_layers(layers, str(path), head=head)
-    known = taken.keys() | left_out.keys()
+    rest = [
+        n for layer in layers for n in _blob_names(layer) if n not in taken and n not in left_out
+    ]
+    of_body = re.compile(r"(conv1|bn_conv1|scale_conv1|(res|bn|scale)[2-5]\w+)\[")
     depth = next((f"-{d}" for d, units in UNITS.items() if units == body.units), "")
     width = "" if body.base_depth == 64 else f" of base depth {body.base_depth}"
     dilated = "" if output_stride == 32 else f", dilated to output stride {output_stride}"
@@ -84,7 +87,8 @@ def read_caffe(path: Path, *, mean: Path | None = None, head: str = "") -> Forei
         tensors={n: a.astype(np.float32, copy=False) for n, a in tensors.items()},
         taken=taken,
         left_out=left_out,
-        unknown=tuple(n for layer in layers for n in _blob_names(layer) if n not in known),
+        unknown=tuple(n for n in rest if of_body.match(n)),
+        beside=tuple(n for n in rest if not of_body.match(n)),
     )
 
 

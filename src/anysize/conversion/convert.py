@@ -8,22 +8,33 @@ from __future__ import annotations
 import colorsys
 import dataclasses
 import functools
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+from rich.console import Console
 
-from anysize.config import UNITS, LabelKind
+from anysize.config import LABELS_OF, UNITS, LabelKind, LossKind
 from anysize.conversion.caffe import read_caffe
 from anysize.conversion.caffemodel import is_caffemodel
 from anysize.conversion.foreign import NO_HEAD, Foreign
+from anysize.conversion.refusals import refused_by_name
 from anysize.conversion.slim import read_slim
 from anysize.conversion.tf_checkpoint import is_tf_checkpoint
 from anysize.conversion.torch_file import is_torch_file, read_torch_file
 from anysize.conversion.torchvision import foreign_from_torchvision
-from anysize.data.samples import Classes
-from anysize.errors import WeightsError, first_names
-from anysize.models.weights_file import WeightsFile, expected_tensors, is_ours
+from anysize.data.classes import Classes, read_classes
+from anysize.errors import ConfigError, WeightsError, first_names
+from anysize.models.weights_file import (
+    WeightsFile,
+    expected_tensors,
+    is_ours,
+    write_weights_file,
+)
 
 _listed = functools.partial(first_names, most=8)
 
@@ -31,60 +42,101 @@ MOST_CLASSES = 255
 """Values of a uint8 mask, less the one to ignore."""
 
 
-def convert(
-    path: Path,
-    *,
-    head: str = "",
-    kind: LabelKind | None = None,
-    classes: Classes | None = None,
-    head_relu: bool = False,
-    output_stride: Literal[8, 16, 32] | None = None,
-    mean: Path | None = None,
-) -> tuple[WeightsFile, Foreign]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a conversion; the names are those of the command's options.
+
+    Attributes:
+        head: Of several heads, the one to take; "none" takes the body only.
+        prefix: Of several nets, what the names of the one to take begin with.
+        loss: How the head's logits are meant; must be given where a head is taken.
+        classes: Of the head, or a classes.toml; None numbers them.
+        head_relu: The head ends with a ReLU.
+        output_stride: That the net was trained at; None is that of the file where it says one
+            (Caffe's do), else 16.
+        mean: Caffe's mean image, `.binaryproto`.
+    """
+
+    head: str = ""
+    prefix: str = ""
+    loss: LossKind | None = None
+    classes: Classes | Path | str | None = None
+    head_relu: bool = False
+    output_stride: Literal[8, 16, 32] | None = None
+    mean: Path | str | None = None
+
+
+NOTHING = Asked()
+
+
+def convert_file(path: Path, out: Path | None, asked: Asked, console: Console) -> Path:
+    """Converts a checkpoint and writes the weights file, saying what was found and taken.
+
+    Args:
+        path: The checkpoint.
+        out: The weights file to write; None is `path` with the ending `.safetensors`.
+        asked: See `Asked`.
+        console: Where the account goes.
+
+    Raises:
+        WeightsError: As `convert`.
+        ConfigError: `out` exists, or has another ending.
+    """
+    out = path.with_suffix(".safetensors") if out is None else out
+    if out.suffix != ".safetensors":
+        raise ConfigError(f"The output is {out}; a weights file ends with .safetensors.")
+    if out.exists():
+        raise ConfigError(f"{out} already exists. Remove it, or write to another name.")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out.parent} is not a folder; create it first.")
+    file, foreign = convert(path, asked)
+    write_weights_file(out, file)
+    what = "a body; a head is trained by `train.weights` in a run.toml"
+    if file.classes is not None:
+        what = (
+            f"body and head, {len(file.classes.names)} classes, {file.kind}, output stride "
+            f"{file.config.output_stride}"
+        )
+    console.print(describe(foreign), highlight=False, markup=False)
+    console.print(f"Wrote {out}: {what}.", highlight=False, markup=False)
+    return out
+
+
+def convert(path: Path, asked: Asked = NOTHING) -> tuple[WeightsFile, Foreign]:
     """Reads a checkpoint of TF-Slim, Caffe, torchvision or timm; the format is found by content.
 
     Args:
         path: A TF-Slim checkpoint (V1 file, or prefix or any file of a V2 one), a `.caffemodel`,
             a PyTorch state dict, or safetensors.
-        head: Of several heads, the one to take; "none" takes the body only.
-        kind: How the head's logits are meant; must be given where a head is taken.
-        classes: Of the head; where not given, they are numbered.
-        head_relu: The head ends with a ReLU.
-        output_stride: That the head was trained at; None is that of the file where it says one
-            (Caffe's do), else 16.
-        mean: Caffe's mean image, `.binaryproto`.
+        asked: See `Asked`.
 
     Returns:
         What to write, and the account of where it came from.
 
     Raises:
         WeightsError: Not a file of these systems, damaged, of another net, a tensor is left over or
-            missing, a value is not finite, or head and `kind` or `classes` do not go together.
+            missing, a value is not finite, or head and `loss` or `classes` do not go together.
     """
     if not path.exists() and not is_tf_checkpoint(path):
         raise WeightsError(f"No such file: {path}.")
-    foreign = _read(path, head, mean)
-    if foreign.unknown:
-        raise WeightsError(
-            f"{path} was taken for {foreign.source}, but holds tensors that nothing is known of: "
-            f"{_listed(foreign.unknown)}. Taken were {_listed(foreign.taken)}. Nothing "
-            "was written. Is it a checkpoint of another net, or of a changed one?"
-        )
-    if head == NO_HEAD:
+    foreign = _read(path, asked)
+    _require_known(path, foreign, asked)
+    if asked.head == NO_HEAD:
         foreign = _without_head(foreign)
     head_weights = foreign.tensors.get("head.weights")
+    kind, classes = None, None
     if head_weights is not None:
-        kind, classes = _meaning(path, head_weights.shape[1], kind, classes)
-    elif kind or classes or head_relu or output_stride:
+        kind, classes = _meaning(path, head_weights.shape[1], asked)
+    elif asked.loss or asked.classes or asked.head_relu:
         raise WeightsError(
             f"No head is taken from {path} ({foreign.source}), so there is nothing for "
-            "--loss, --classes, --head-relu and --output-stride to say. Leave them out."
+            "--loss, --classes and --head-relu to say. Leave them out."
         )
     file = WeightsFile(
         config=dataclasses.replace(
             foreign.config,
-            head_relu=head_relu,
-            output_stride=output_stride or foreign.config.output_stride,
+            head_relu=asked.head_relu,
+            output_stride=asked.output_stride or foreign.config.output_stride,
         ),
         pixels=foreign.pixels,
         classes=classes,
@@ -113,28 +165,47 @@ def describe(foreign: Foreign) -> str:
     for name, reason in foreign.left_out.items():
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
-        lines.append(f"Left out, {reason}: {len(names)} ({first_names(names, 2)}).")
-    return "\n".join(lines)
+        lines.append(f"Left out, {reason}: {len(names)} ({first_names(_parts(names), 8)}).")
+    return "\n".join([*lines, *(f"Note: {note}" for note in foreign.notes)])
 
 
-def _read(path: Path, head: str, mean: Path | None) -> Foreign:
+def _parts(names: Sequence[str]) -> list[str]:
+    """The names of a few, or else of the parts of a net that they belong to: `decode_head.*`."""
+    if len(names) <= 3:
+        return list(names)
+    split = [re.split(r"([./])", name) for name in names]
+    levels = zip(*(s[:-1] for s in split), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
+    parts = dict.fromkeys("".join(s[: shared + 2]) for s in split)
+    return [part + ("*" if part.endswith((".", "/")) else "") for part in parts]
+
+
+def _read(path: Path, asked: Asked) -> Foreign:
+    head = asked.head
     if is_ours(path):
         raise WeightsError(f"{path} is a weights file of Anysize already. Use it as it is.")
     if is_tf_checkpoint(path):
-        foreign = read_slim(path, head=head)
-    elif not path.is_file():
+        foreign = read_slim(path, head=head, prefix=asked.prefix)
+    elif (refusal := refused_by_name(path)) or not path.is_file():
         raise WeightsError(
-            f"{path} is not a file, nor the prefix of a TensorFlow checkpoint. Name the checkpoint "
-            "itself."
+            refusal
+            or f"{path} is not a file, nor the prefix of a TensorFlow checkpoint. Name the "
+            "checkpoint itself."
         )
     elif is_torch_file(path):
-        foreign = foreign_from_torchvision(read_torch_file(path), path)
+        found = read_torch_file(path)
+        foreign = foreign_from_torchvision(
+            found.tensors, path, prefix=asked.prefix, others=found.others
+        )
         if head not in ("", NO_HEAD):
             raise WeightsError(
                 f"{path} is {foreign.source}, which has no head that Anysize has, so there is no "
                 f"head {head!r} to take. Leave --head out."
             )
     elif is_caffemodel(path):
+        if asked.prefix:
+            raise WeightsError(f"--prefix is not for a .caffemodel such as {path}. Leave it out.")
+        mean = None if asked.mean is None else Path(asked.mean)
         return read_caffe(path, mean=mean, head="" if head == NO_HEAD else head)
     else:
         raise WeightsError(
@@ -142,41 +213,58 @@ def _read(path: Path, head: str, mean: Path | None) -> Foreign:
             "V2 prefixes), .caffemodel files, and state dicts of torchvision and timm (.pth, "
             ".safetensors). Was it downloaded whole?"
         )
-    if mean is not None:
+    if asked.mean is not None:
         raise WeightsError(
-            f"--mean goes with a .caffemodel, and {path} is {foreign.source}, whose pixel "
-            "convention is known. Leave it out."
+            f"--mean goes with a .caffemodel, and {path} is {foreign.source}. Leave it out."
         )
     return foreign
 
 
+def _require_known(path: Path, foreign: Foreign, asked: Asked) -> None:
+    if foreign.unknown:
+        raise WeightsError(
+            f"{path} was taken for {foreign.source}, but its body has tensors that nothing is "
+            f"known of: {_listed(foreign.unknown)}. Taken were {_listed(foreign.taken)}. Nothing "
+            "was written. Is it a checkpoint of another net, or of a changed one?"
+        )
+    if foreign.beside and asked.head != NO_HEAD:
+        raise WeightsError(
+            f"{path} is {foreign.source}, but beside it are tensors that nothing is known of: "
+            f"{_listed(_parts(foreign.beside))}. Nothing was written. To take the body alone, and "
+            "leave all these out, add --head none."
+        )
+
+
 def _without_head(foreign: Foreign) -> Foreign:
     of_head = {n: "a head, left out as asked" for n, o in foreign.taken.items() if "head." in o}
+    beside = dict.fromkeys(foreign.beside, "beside the body, left out as asked")
     return dataclasses.replace(
         foreign,
         tensors={n: t for n, t in foreign.tensors.items() if not n.startswith("head.")},
         taken={n: o for n, o in foreign.taken.items() if n not in of_head},
-        left_out={**foreign.left_out, **of_head},
+        left_out={**foreign.left_out, **of_head, **beside},
+        beside=(),
     )
 
 
-def _meaning(
-    path: Path, num_classes: int, kind: LabelKind | None, classes: Classes | None
-) -> tuple[LabelKind, Classes]:
+def _meaning(path: Path, num_classes: int, asked: Asked) -> tuple[LabelKind, Classes]:
     """What the channels of a head are, which no checkpoint says."""
-    if kind is None:
+    if asked.loss is None:
         raise WeightsError(
             f"{path} holds a head of {num_classes} channels, and does not say how they are meant. "
             "Add --loss sigmoid (any number of classes a pixel) or --loss softmax (one class a "
             "pixel), or --head none to take the body only."
         )
+    kind, classes = LABELS_OF[asked.loss], asked.classes
     if classes is None:
         return kind, _numbered_classes(path, num_classes)
+    if isinstance(classes, Path | str):
+        classes = read_classes(Path(classes))
     if len(classes.names) != num_classes:
         raise WeightsError(
             f"{path} holds a head of {num_classes} channels, but --classes names "
-            f"{len(classes.names)}: {_listed(classes.names)}. Give one a channel, in their "
-            "order, or --head none to take the body only."
+            f"{len(classes.names)}: {_listed(classes.names)}. Name every channel, in their "
+            "order, or add --head none to take the body only."
         )
     return kind, classes
 

@@ -13,17 +13,20 @@ from numpy.typing import NDArray
 
 from anysize.config import UNITS, ModelConfig, PixelConvention
 
-__all__ = ["NO_HEAD", "Foreign", "model_config"]
+__all__ = ["A_NUMBER", "NO_HEAD", "Foreign", "model_config"]
 
 NO_HEAD = "none"
 """Name of a head that stands for: leave every head out."""
+
+A_NUMBER = "a single number beside the net"
+"""Why a tensor without axes is left out: no tensor of these nets is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
     """A checkpoint of another system, in our names and layouts.
 
-    Every tensor of the file is in exactly one of `taken`, `left_out` and `unknown`.
+    Every tensor of the file is in exactly one of `taken`, `left_out`, `beside` and `unknown`.
 
     Attributes:
         source: What it was found to be, for people: "TF-Slim resnet_v1_101, V1 checkpoint".
@@ -33,7 +36,11 @@ class Foreign:
             the file has no head of ours.
         taken: Name in the file to our name that it went into; several may go into one.
         left_out: Name in the file to the reason, in a few words.
-        unknown: Names in the file that nothing is known of; a conversion fails on them.
+        unknown: Names in the file, within the body, that nothing is known of: it is another net, or
+            a changed one. A conversion fails on them.
+        beside: Names outside the body that nothing is known of, such as those of a foreign head;
+            left out where the body alone is asked for, else a conversion fails on them.
+        notes: What people should know of such a file, a sentence each.
     """
 
     source: str
@@ -43,6 +50,8 @@ class Foreign:
     taken: Mapping[str, str]
     left_out: Mapping[str, str]
     unknown: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def model_config(units: tuple[int, ...], base_depth: int, **rules: str) -> ModelConfig:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anysize.config import PixelConvention
-from anysize.conversion.foreign import NO_HEAD, Foreign, model_config
+from anysize.conversion.foreign import A_NUMBER, NO_HEAD, Foreign, model_config
 from anysize.conversion.tf_checkpoint import TfCheckpoint, read_tf_checkpoint
 from anysize.errors import WeightsError, first_names
 from anysize.models.levels import num_out
@@ -55,7 +55,7 @@ class _Tensor:
     shape: Shape
 
 
-def read_slim(path: Path, *, head: str = "") -> Foreign:
+def read_slim(path: Path, *, head: str = "", prefix: str = "") -> Foreign:
     """Reads a TF-Slim checkpoint of resnet_v1, V1 or V2.
 
     Args:
@@ -63,18 +63,20 @@ def read_slim(path: Path, *, head: str = "") -> Foreign:
         head: Scope of the head to take (`pose/part_pred/block4`), or its last part (`part_pred`).
             Empty takes the only one, or `part_pred` among those of pose estimation. "none" takes
             the body alone.
+        prefix: Of several nets, the scope of the one to take.
 
     Raises:
         WeightsError: The file is damaged or of another net, the net differs from resnet_v1 in what
             Anysize cannot do, or it is not clear which head is meant.
     """
-    return from_checkpoint(read_tf_checkpoint(path), head=head)
+    return from_checkpoint(read_tf_checkpoint(path), head=head, prefix=prefix)
 
 
-def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "") -> Foreign:
+def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "", prefix: str = "") -> Foreign:
     """`read_slim` for a checkpoint that is already read."""
     path, tensors = checkpoint.path, checkpoint.tensors
-    scope = _scope(checkpoint)
+    scopes = _scopes(checkpoint)
+    scope = _choose_scope(scopes, prefix, path)
     units = _units(tensors, scope, path)
     base_depth = _base_depth(tensors, scope, path)
     wanted = _body(scope, units, base_depth)
@@ -84,6 +86,10 @@ def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "") -> Foreign:
     heads = _heads(tensors, wanted, channels)
     chosen = _choose(heads, head, path)
     left_out = _left_out(checkpoint, scope, wanted, heads, chosen, channels)
+    for name in sorted(tensors.keys() - wanted.keys()):
+        rival = next((s for s in scopes if s != scope and name.startswith(s)), "")
+        if rival and not name.startswith(scope or " "):
+            left_out[name] = f"another net; --prefix {rival} takes it"
     if chosen:
         for name in (f"{chosen}/weights", f"{chosen}/biases"):
             left_out.pop(name, None)
@@ -104,7 +110,7 @@ def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "") -> Foreign:
     )
     net = f"units {units}" if config.units else f"resnet_v1_{config.depth}"
     with_head = f", head {chosen}" if chosen else ""
-    names = {*tensors, *checkpoint.undecoded}
+    rest = sorted({*tensors, *checkpoint.undecoded} - set(wanted) - set(left_out))
     return Foreign(
         source=f"TF-Slim {net}{with_head}, {checkpoint.version} checkpoint",
         config=config,
@@ -112,15 +118,16 @@ def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "") -> Foreign:
         tensors=ours,
         taken={n: t.name for n, t in wanted.items()},
         left_out=left_out,
-        unknown=tuple(sorted(names - set(wanted) - set(left_out))),
+        unknown=tuple(n for n in rest if _is_within(scope, n)),
+        beside=tuple(n for n in rest if not _is_within(scope, n)),
     )
 
 
 # ---- the body ----
 
 
-def _scope(checkpoint: TfCheckpoint) -> str:
-    """What stands in front of `conv1/weights` and `block1/...`, with its slash; may be empty."""
+def _scopes(checkpoint: TfCheckpoint) -> list[str]:
+    """What stands before `conv1/weights` of each net, with its slash; "" where nothing does."""
     path, names = checkpoint.path, checkpoint.tensors
     found = sorted(
         {
@@ -129,13 +136,8 @@ def _scope(checkpoint: TfCheckpoint) -> str:
             if re.search(r"(^|/)block1/unit_1/bottleneck_v1/conv1/weights$", name)
         }
     )
-    if len(found) == 1:
-        return found[0]
     if found:
-        raise WeightsError(
-            f"{path} holds {len(found)} nets: {_first(n or 'one without a scope' for n in found)}. "
-            "Save a checkpoint of one of them."
-        )
+        return found
     everything = sorted({*names, *checkpoint.undecoded})
     if any(n.endswith("/.ATTRIBUTES/VARIABLE_VALUE") for n in everything):
         raise WeightsError(
@@ -153,6 +155,24 @@ def _scope(checkpoint: TfCheckpoint) -> str:
         "resnet_v1_50/block1/unit_1/bottleneck_v1/conv1/weights; this one has "
         f"{_first(everything)}."
     )
+
+
+def _choose_scope(scopes: Sequence[str], asked: str, path: Path) -> str:
+    wanted = "" if asked == "." else asked.rstrip("/") + "/"
+    found = [s for s in scopes if not asked or s == wanted]
+    if len(found) != 1:
+        listed = first_names((s or "." for s in scopes), 8)
+        raise WeightsError(
+            f"{path} holds {len(scopes)} nets: {listed}. Name the one to take with --prefix, or "
+            "save a checkpoint of it alone."
+        )
+    return found[0]
+
+
+def _is_within(scope: str, name: str) -> bool:
+    """Whether a name is of the body, which only a changed net can have more of."""
+    inner = name.removeprefix(scope)
+    return name.startswith(scope) and re.match(r"(conv1|block\d+)/", inner) is not None
 
 
 def _units(names: Iterable[str], scope: str, path: Path) -> tuple[int, ...]:
@@ -344,6 +364,7 @@ def _left_out(
         parent, _, last = name.rpartition("/")
         if name in body:
             continue
+        beside = not _is_within(scope, name)
         if last in ("weights", "biases") and parent in heads:
             free = f"another head; take it with --head {_short(parent)}"
             reason = heads[parent] or (free if chosen else "a head, left out as asked")
@@ -356,6 +377,10 @@ def _left_out(
         elif _is_of_a_variable(tensors, name):
             average = last.startswith("ExponentialMovingAverage")
             reason = "moving average; the value itself is taken" if average else "optimiser's slot"
+        elif beside and name in checkpoint.undecoded:
+            reason = f"of type {checkpoint.undecoded[name]}, which no weights of the net have"
+        elif beside and not tensors[name].shape and not (chosen and name.startswith(f"{chosen}/")):
+            reason = A_NUMBER
         else:
             continue
         left_out[name] = reason

@@ -15,7 +15,8 @@ import pickletools
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -27,17 +28,42 @@ from torch import Tensor
 
 from anysize.errors import WeightsError
 
-__all__ = ["is_torch_file", "read_torch_file"]
+__all__ = ["TorchFile", "is_torch_file", "read_torch_file"]
 
-PLAIN = ("state_dict", "model_state_dict", "model")
-AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict")
 MAX_HEADER_BYTES = 100_000_000
 """Of a safetensors file. Source: the limit of the safetensors library."""
+
+MAX_SHARED_BYTES = 1 << 30
+"""That tensors may have beyond the file's size, by sharing memory; each becomes a copy."""
 
 _HOW_TO_SAVE = (
     "Save its tensors alone, in the program that made it: torch.save(model.state_dict(), "
     '"weights.pth").'
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFile:
+    """What a file holds.
+
+    Attributes:
+        tensors: By name; those of floating point as float32, whatever the file has. Tensors of an
+            entry of a training checkpoint are called after it: "state_dict.conv1.weight".
+        others: Names of what is no tensor: "epoch", "optimizer", "state_dict.version".
+    """
+
+    tensors: Mapping[str, NDArray[Any]]
+    others: tuple[str, ...] = ()
+
+
+class _NumPyNumber:
+    """Stands for NumPy's numbers and their types, which are saved beside weights and not needed."""
+
+    def __init__(self, *_: object) -> None:
+        return
+
+    def __setstate__(self, _: object) -> None:
+        return
 
 
 def is_torch_file(path: Path) -> bool:
@@ -48,34 +74,30 @@ def is_torch_file(path: Path) -> bool:
     return _kind(path) is not None
 
 
-def read_torch_file(path: Path) -> dict[str, NDArray[Any]]:
-    """Reads the state dict in a `.pth` (either format of `torch.save`) or `.safetensors` file.
-
-    Of a training checkpoint it is the entry `state_dict`, `model_state_dict` or `model`. Where only
-    weights averaged over steps are there (`state_dict_ema` and the like), names keep that prefix.
-
-    Returns:
-        Tensors by name; those of floating point as float32, whatever the file has.
+def read_torch_file(path: Path) -> TorchFile:
+    """Reads the tensors in a `.pth` (either format of `torch.save`) or `.safetensors` file.
 
     Raises:
-        WeightsError: No state dict in it, or other objects than tensors, or it is damaged.
+        WeightsError: No tensors by name in it, or a program's own objects, or it is damaged.
     """
+    others: tuple[str, ...] = ()
     try:
         match _kind(path):
             case "safetensors":
                 tensors = _read_safetensors(path)
             case "zip":
                 _check_zip(path)
-                tensors = _choose(_load(path, in_zip=True), path)
+                tensors, others = _tables(_load(path, in_zip=True), path)
             case "pickle":
                 _check_pickles(path)
-                tensors = _choose(_load(path, in_zip=False), path)
+                tensors, others = _tables(_load(path, in_zip=False), path)
             case None:
                 raise _not_a_state_dict(path, "it is no file of PyTorch or safetensors")
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error}.") from None
     _check_sizes(tensors, path)
-    return {name: _as_array(name, tensor, path) for name, tensor in tensors.items()}
+    arrays = {name: _as_array(name, tensor, path) for name, tensor in tensors.items()}
+    return TorchFile(tensors=arrays, others=others)
 
 
 def _kind(path: Path) -> Literal["zip", "pickle", "safetensors"] | None:
@@ -153,10 +175,18 @@ def _check_pickle(file: IO[bytes], path: Path) -> None:
 
 def _load(path: Path, *, in_zip: bool) -> object:
     try:
-        # Training scripts of torchvision and timm save their arguments beside the weights, and a
-        # Namespace is nothing but named values.
+        # Training scripts save their arguments and scores beside the weights. A Namespace is
+        # nothing but named values; NumPy itself is not called.
+        scores = [
+            (_NumPyNumber, name)
+            for name in (
+                "numpy.dtype",
+                "numpy.core.multiarray.scalar",
+                "numpy._core.multiarray.scalar",
+            )
+        ]
         with (
-            torch.serialization.safe_globals([argparse.Namespace]),
+            torch.serialization.safe_globals([argparse.Namespace, *scores]),
             warnings.catch_warnings(action="ignore"),
         ):
             # Mapped, optimiser states and the like are never read.
@@ -176,29 +206,28 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0][:200]
 
 
-def _choose(loaded: object, path: Path) -> dict[str, Tensor]:
+def _tables(loaded: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors of a state dict, or of the entries of a checkpoint; and what is not a tensor."""
     if not isinstance(loaded, Mapping):
         raise _not_a_state_dict(path, f"it holds a {type(loaded).__name__}")
-    if _holds_tensors(loaded):
-        return dict(loaded)
-    for keys in (PLAIN, AVERAGED):
-        found = [k for k in keys if _holds_tensors(loaded.get(k))]
-        if len(found) > 1:
-            raise _not_a_state_dict(path, f"it holds several, {' and '.join(found)}")
-        if found and keys is PLAIN:
-            return dict(loaded[found[0]])
-        if found:
-            return {f"{found[0]}.{n}": t for n, t in loaded[found[0]].items()}
-    some = ", ".join(str(k)[:60] for k in list(loaded)[:6]) or "nothing"
-    raise _not_a_state_dict(path, f"among its entries ({some}) is no table of tensors by name")
+    entries: dict[str, object] = {}
+    for key, value in loaded.items():
+        if isinstance(key, str) and isinstance(value, Mapping) and any(_named_tensors(value)):
+            found = {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            found = {str(key): value if isinstance(key, str) else None}
+        if twice := found.keys() & entries.keys():
+            raise _not_a_state_dict(path, f"it holds two entries called {min(twice)[:80]}")
+        entries |= found
+    tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+    if not tensors:
+        some = ", ".join(name[:60] for name in list(entries)[:6]) or "nothing"
+        raise _not_a_state_dict(path, f"among its entries ({some}) is no table of tensors by name")
+    return tensors, tuple(name for name in entries if name not in tensors)
 
 
-def _holds_tensors(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in value.items())
-    )
+def _named_tensors(table: Mapping[Any, Any]) -> Iterator[str]:
+    return (n for n, t in table.items() if isinstance(n, str) and isinstance(t, Tensor))
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -219,7 +248,7 @@ def _check_header(path: Path) -> None:
     try:
         header = json.loads(text, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header does not hold ({_first_line(error)})") from None
+        raise _damaged(path, f"its header is invalid ({_first_line(error)})") from None
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if isinstance(metadata, dict) and str(metadata.get("format")).startswith("anysize-"):
         raise WeightsError(f"{path} is a file of Anysize already. Use it as it is.")
@@ -237,8 +266,13 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_sizes(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Views may claim any size without a byte behind them; a copy would be made of it all."""
     claimed = sum(t.numel() * t.element_size() for t in tensors.values())
-    if claimed > path.stat().st_size:
-        raise _damaged(path, f"its tensors claim {claimed} bytes, more than the file has")
+    size = path.stat().st_size
+    if claimed > size + MAX_SHARED_BYTES:
+        raise WeightsError(
+            f"{path} has {size:,} bytes, but its tensors claim {claimed:,}, so they share memory "
+            "or repeat it. Save copies: torch.save({n: t.clone() for n, t in "
+            'model.state_dict().items()}, "weights.pth").'
+        )
 
 
 def _as_array(name: str, tensor: Tensor, path: Path) -> NDArray[Any]:

@@ -16,6 +16,7 @@ resnet50, resnet101 and resnet152 all have the ImageNet mean and standard deviat
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anysize.config import UNITS, PixelConvention
-from anysize.conversion.foreign import Foreign, model_config
-from anysize.errors import WeightsError
+from anysize.conversion.foreign import A_NUMBER, Foreign, model_config
+from anysize.errors import WeightsError, first_names
 
 __all__ = ["foreign_from_torchvision"]
 
@@ -47,7 +48,17 @@ _LAYERS = {
     "shortcut": ("downsample.0", "downsample.1"),
 }
 _UNIT = re.compile(r"layer(\d+)\.(\d+)\.")
+_OF_THE_BODY = re.compile(r"(conv1|bn1|layer\d+)\.")
 _SEGMENTATION = ("classifier.", "aux_classifier.")
+_SEGMENTATION_HEAD = "head of a segmentation net"
+_LOOKALIKES = (
+    "timm's resnetblur50 and resnetaa50 have all names and shapes of resnet50, but blur before "
+    "their strides: of these two, the results will be wrong."
+)
+_AT_STRIDE_8 = (
+    "torchvision trains the bodies of its segmentation nets at output stride 8: set "
+    "model.output_stride = 8 in a run.toml to go on at it."
+)
 
 _GIVEN_AWAY_BY_NAME = (
     (r"conv1\.\d", "a stem of several 3x3 convolutions (ResNet-C, -D or -S)"),
@@ -60,52 +71,133 @@ _GIVEN_AWAY_BY_NAME = (
 )
 
 
-def foreign_from_torchvision(tensors: Mapping[str, NDArray[Any]], path: Path) -> Foreign:
-    """Finds a ResNet of bottlenecks in a state dict; depth and width are found too.
+def foreign_from_torchvision(
+    tensors: Mapping[str, NDArray[Any]],
+    path: Path,
+    *,
+    prefix: str = "",
+    others: Iterable[str] = (),
+) -> Foreign:
+    """Finds a ResNet in a state dict, below any prefix; depth and width are found too.
 
-    A prefix that all names share is ignored. Of torchvision's segmentation nets, whose body is
-    `backbone.*`, the body is taken.
+    Of torchvision's segmentation nets, whose body is `backbone.*`, the body is taken. Weights
+    averaged over steps are taken where there are no others, or where `prefix` names them.
 
     Args:
         tensors: By the names in the file.
         path: Named in messages.
+        prefix: Of several nets, what the names of the one to take begin with.
+        others: Names of what the file holds besides tensors.
 
     Raises:
-        WeightsError: It is another net; says what gave it away.
+        WeightsError: It is another net, and what gave it away; or it is not clear which is meant.
     """
-    inner = {_without(_shared_prefix(tensors), name): name for name in tensors}
-    left_out = {n: "a counter of averaged steps" for n in tensors if n.endswith("n_averaged")}
-    described = ", weights averaged over steps" if _is_averaged(tensors) else ""
-    if any(n.startswith(_SEGMENTATION) for n in inner):
-        heads = {o: "head of a segmentation net" for n, o in inner.items() if _is_head(n)}
-        left_out.update(heads)
-        inner = {_without("backbone.", n): o for n, o in inner.items() if o not in heads}
-        described += ", the body of a segmentation net"
-    inner = {n: o for n, o in inner.items() if o not in left_out}
-    for name, outer in inner.items():
+    nets = _prefixes(tensors)
+    chosen = _choose(tensors, nets, prefix, path)
+    outside, inside = _outside(tensors, chosen, [p for p in nets if p != chosen])
+    left_out = dict.fromkeys(others, "not weights") | outside
+    shapes = {n: tuple(tensors[o].shape) for n, o in inside.items()}
+    units, base_depth = _read_shape(shapes, path)
+    ours = _our_names(units)
+    unknown: list[str] = []
+    beside: list[str] = []
+    for name, outer in inside.items():
+        if name in ours:
+            continue
         if name in ("fc.weight", "fc.bias"):
             left_out[outer] = "classifier of whole images"
         elif name.endswith(".num_batches_tracked"):
             left_out[outer] = "a counter of training steps"
-    shapes = {n: tuple(tensors[o].shape) for n, o in inner.items()}
-    units, base_depth = _read_shape(shapes, path)
-    ours = _our_names(units)
-    taken = {outer: ours[name] for name, outer in inner.items() if name in ours}
+        elif name.rpartition(".")[2] in ("total_ops", "total_params"):
+            left_out[outer] = "a profiler's counts"
+        elif _OF_THE_BODY.match(name):
+            unknown.append(outer)
+        elif not shapes[name]:
+            left_out[outer] = A_NUMBER
+        else:
+            beside.append(outer)
+    taken = {outer: ours[name] for name, outer in inside.items() if name in ours}
+    segments = _SEGMENTATION_HEAD in outside.values()
+    config = model_config(
+        units,
+        base_depth,
+        pool_padding="torchvision",
+        stride_position="first_3x3",
+        dilation_rule="previous",
+    )
     return Foreign(
-        source=f"torchvision or timm {_title(units, base_depth)}{described}",
-        config=model_config(
-            units,
-            base_depth,
-            pool_padding="torchvision",
-            stride_position="first_3x3",
-            dilation_rule="previous",
-        ),
+        source=f"torchvision or timm {_title(units, base_depth)}"
+        + (", weights averaged over steps" if _is_averaged(chosen, tensors) else "")
+        + (", the body of a segmentation net" if segments else ""),
+        config=dataclasses.replace(config, output_stride=8) if segments else config,
         pixels=PIXELS,
         tensors={own: np.asarray(tensors[outer], np.float32) for outer, own in taken.items()},
         taken=taken,
         left_out=left_out,
-        unknown=tuple(n for n in tensors if n not in taken and n not in left_out),
+        unknown=tuple(unknown),
+        beside=tuple(beside),
+        notes=(_LOOKALIKES, *((_AT_STRIDE_8,) if segments else ())),
     )
+
+
+def _prefixes(names: Iterable[str]) -> list[str]:
+    """What stands before the names of each net in the file; "" where nothing does."""
+    found = set(names)
+    stems = [n.removesuffix("conv1.weight") for n in found if re.search(r"(^|\.)conv1\.weight$", n)]
+    return sorted(p for p in stems if f"{p}layer1.0.conv1.weight" in found)
+
+
+def _choose(names: Iterable[str], nets: Sequence[str], asked: str, path: Path) -> str:
+    """The prefix of the net to take."""
+    listed = first_names((p or "." for p in nets), 8)
+    if asked == "." and "" in nets:
+        return ""
+    if asked:
+        wanted = asked.rstrip(".") + "."
+        found = [p for p in nets if p == wanted] or [p for p in nets if p.startswith(wanted)]
+        if len(found) == 1:
+            return found[0]
+        trouble = "several ResNets" if found else "no ResNet"
+        raise WeightsError(
+            f"{path} holds {trouble} below {asked!r}. Those that it holds: {listed}."
+        )
+    if not nets:  # It is another net, and its layers say which.
+        alike = {n[: m.start(1)] for n in names if (m := re.search(r"(?:^|\.)(layer1\.0\.)", n))}
+        return min(alike, key=len, default=_shared_prefix(names))
+    plain = [p for p in nets if not _is_averaged(p, names)]
+    if len(nets) > 1 and len(plain) != 1:
+        raise WeightsError(
+            f"{path} holds {len(nets)} ResNets, whose names begin with {listed}. Name the one to "
+            f"take, such as --prefix {max(plain or nets)}"
+        )
+    return (plain or nets)[0]
+
+
+def _outside(
+    tensors: Mapping[str, NDArray[Any]], chosen: str, rivals: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What is not of the chosen net, with the reason; and of the rest, inner name to full name."""
+    outside: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    heads = tuple(chosen.removesuffix("backbone.") + head for head in _SEGMENTATION)
+    segments = chosen.endswith("backbone.") and any(
+        n.startswith(heads) and t.ndim == 4 for n, t in tensors.items()
+    )
+    for name in tensors:
+        rival = max((p for p in rivals if name.startswith(p)), key=len, default=None)
+        if rival is not None and not (len(chosen) > len(rival) and name.startswith(chosen)):
+            averaged = _is_averaged(rival, tensors)
+            what = "weights averaged over steps" if averaged else "another net"
+            outside[name] = f"{what}; --prefix {rival or '.'} takes them"
+        elif name.endswith("n_averaged"):
+            outside[name] = "a counter of averaged steps"
+        elif name.startswith(chosen):
+            inside[name.removeprefix(chosen)] = name
+        elif segments and name.startswith(heads):
+            outside[name] = _SEGMENTATION_HEAD
+        else:
+            outside[name] = f"outside the net, whose names begin with {chosen}"
+    return outside, inside
 
 
 def _shared_prefix(names: Iterable[str]) -> str:
@@ -121,18 +213,11 @@ def _shared_prefix(names: Iterable[str]) -> str:
     return prefix
 
 
-def _is_averaged(names: Iterable[str]) -> bool:
-    return "ema" in re.split(r"[._]", _shared_prefix(names)) or any(
-        n.endswith("n_averaged") for n in names
-    )
-
-
-def _is_head(name: str) -> bool:
-    return name.startswith(_SEGMENTATION)
-
-
-def _without(prefix: str, name: str) -> str:
-    return name.removeprefix(prefix)
+def _is_averaged(prefix: str, names: Iterable[str]) -> bool:
+    """Whether the names below a prefix are those of weights that were averaged over steps."""
+    parts = re.split(r"[._]", prefix)
+    outer = prefix.removesuffix("module.")
+    return bool({"ema", "averaged", "swa"} & set(parts)) or f"{outer}n_averaged" in set(names)
 
 
 def _read_shape(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[tuple[int, ...], int]:
