@@ -75,7 +75,7 @@ NEW = _names(
 )
 ALONG = _names(
     """
-    softmax log_softmax softmin cumsum normalize glu cumprod flip sort
+    softmax log_softmax softmin cumsum normalize glu cumprod flip
     """
 )
 PARTS = _names(
@@ -107,6 +107,26 @@ UNTAGGED_SPATIAL = _names(
 """Refused of a tensor without a field: it lost it in something that was not seen."""
 
 
+TAKES_EXTENTS = SHAPES | _names(
+    """
+    size pad interpolate upsample expand __getitem__ adaptive_avg_pool2d
+    """
+)
+"""Whose rules know what to do with sizes that are each image's own; see also `_with_numbers`."""
+
+WEIGHTED = _names(
+    """
+    conv2d conv_transpose2d conv1d batch_norm group_norm instance_norm layer_norm linear prelu
+    """
+)
+"""Whose first argument is of the images, and no other may be."""
+
+
+def saved_tensors_hooks() -> Any:  # noqa: ANN401
+    """What is called, at present, with each tensor that autograd keeps; None: nothing."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
+
+
 def plain_name(function: Callable[..., Any]) -> str:
     """The name of a torch function without the signs of its in-place and operator forms."""
     name = getattr(function, "__name__", str(function))
@@ -129,14 +149,18 @@ def plain_name(function: Callable[..., Any]) -> str:
 
 def pointwise(call: Call) -> Any:  # noqa: ANN401
     """Each cell by itself; tensors that are joined must have their images at the same cells."""
+    if call.name in ("to", "type_as") and field_of(call.args[0]) is None:
+        return call.run()  # the other tensor tells its kind and its device only
     if "out" in call.kwargs:
         raise UnsupportedNetError(f"`{call.name}` with out=")
+    if any(varies(v) for v in (*call.args, *call.kwargs.values())):
+        call = _with_numbers(call)
     tensors = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)]
     tagged = [(t, f) for t in tensors if (f := field_of(t)) is not None]
     spatial = [(t, f) for t, f in tagged if f.dims and t.ndim]
     leader = max(spatial or tagged, key=lambda pair: (not pair[1].level.constant, pair[0].ndim))
     clean = all(is_clean(t, f) for t, f in tagged)
-    for t in tensors:
+    for t in tensors[: 1 if call.name == "prelu" else None]:
         _check_joined(t, leader[0], leader[1])
     if call.name in KEEPS_ZERO or (call.name == "mul" and _finite_factor(call, leader[0])):
         zero = is_clean(*leader)
@@ -149,8 +173,20 @@ def pointwise(call: Call) -> Any:  # noqa: ANN401
         return y
     if y.ndim != leader[0].ndim:
         raise UnsupportedNetError(f"`{call.name}` of {[tuple(t.shape) for t in tensors]}")
-    cut = call.name == "relu" and bool(leader[1].dims)
+    # Hooks may have kept a copy of what is zeroed later.
+    cut = call.name == "relu" and bool(leader[1].dims) and saved_tensors_hooks() is None
     return put(y, leader[1], clean=zero, cut=cut)
+
+
+def _with_numbers(call: Call) -> Call:
+    """The call with numbers computed from extents as tensors, which know those of each image."""
+    x, found = next((v, f) for v in call.args if (f := field_of(v)) is not None)
+    if call.name not in ("add", "sub", "mul", "div", "rsub", "true_divide") or any(
+        varies(v) for v in call.kwargs.values()
+    ):
+        raise UnsupportedNetError("a number computed from extents")
+    args = tuple(found.level.numbers(v, x) if varies(v) else v for v in call.args)
+    return replace(call, args=args)
 
 
 def _finite_factor(call: Call, leader: Tensor) -> bool:
@@ -242,11 +278,12 @@ def reshaped(call: Call) -> Tensor:
         raise _refused_shape(call, x, y)
     if not found.dims:
         return put(y, found)
-    rows, columns = found.dims
-    last = y.ndim - (x.ndim - rows)
-    if last > 0 and tuple(y.shape[last:]) == tuple(x.shape[rows:]):
-        return put(y, replace(found, dims=(last, last + columns - rows)), clean=is_clean(x, found))
-    if tuple(y.shape[: columns + 1]) == tuple(x.shape[: columns + 1]):
+    first, last = min(found.dims), max(found.dims)
+    moved_by = y.ndim - x.ndim
+    if first + moved_by > 0 and tuple(y.shape[first + moved_by :]) == tuple(x.shape[first:]):
+        rows, columns = (d + moved_by for d in found.dims)
+        return put(y, replace(found, dims=(rows, columns)), clean=is_clean(x, found))
+    if tuple(y.shape[: last + 1]) == tuple(x.shape[: last + 1]):
         return put(y, found, clean=is_clean(x, found))
     if found.level.constant:
         return put(y, replace(found, dims=()))
@@ -289,6 +326,8 @@ def along(call: Call) -> Any:  # noqa: ANN401
     position = 2 if call.name == "normalize" else 1
     given = call.args[position] if len(call.args) > position else default
     dim = call.kwargs.get("dim", given)
+    if call.name == "flip":
+        dim = call.kwargs.get("dims", call.args[1:] if isinstance(given, int) else given)
     dims = [d % x.ndim for d in (dim if isinstance(dim, Sequence) else [dim]) if d is not None]
     if not dims or 0 in dims or any(d in found.dims for d in dims):
         raise UnsupportedNetError(f"`{call.name}` along dimension {dim}")
@@ -320,14 +359,11 @@ def reduced(call: Call) -> Any:  # noqa: ANN401
     position = 2 if call.name in ("norm", "vector_norm") else 1
     given = call.args[position] if len(call.args) > position else None
     dim = call.kwargs.get("dim", call.kwargs.get("axis", given))
-    keep = call.kwargs.get("keepdim", False)
-    if len(call.args) > position + 1:
-        keep = call.args[position + 1]
     wanted = dim if isinstance(dim, Sequence) else [dim]
     if dim is None or any(not isinstance(d, int) for d in wanted):
         raise UnsupportedNetError(f"`{call.name}` over all of {tuple(x.shape)}, the batch too")
     dims = sorted(d % x.ndim for d in wanted)
-    if found.stacked and dims == [0] and not keep:
+    if found.stacked and dims == [0]:
         y = call.run()
         for part in y if isinstance(y, tuple) else [y]:
             put(part, replace(found, stacked=False))
@@ -337,6 +373,7 @@ def reduced(call: Call) -> Any:  # noqa: ANN401
     over = [d for d in dims if d in found.dims]
     if not over:
         y = call.run()
+        keep = (y[0] if isinstance(y, tuple) else y).ndim == x.ndim
         before = [0 if keep else sum(e < d for e in dims) for d in found.dims]
         new = tuple(d - b for d, b in zip(found.dims, before, strict=True))
         for part in y if isinstance(y, tuple) else [y]:
@@ -344,19 +381,23 @@ def reduced(call: Call) -> Any:  # noqa: ANN401
         return y
     if len(over) == 1 and not found.level.constant:
         raise UnsupportedNetError(f"`{call.name}` over dimension {over[0]} of height and width")
-    y = _over_images(call, x, found, dims, keep)
+    y = _over_images(call, x, found, dims)
+    keep = y.ndim == x.ndim
     new = constant_level(found.level, (1, 1))
     return put(y, Field(new, found.dims if keep and len(over) == 2 else ()))
 
 
-def _over_images(call: Call, x: Tensor, found: Field, dims: list[int], keep: bool) -> Tensor:
+def _over_images(call: Call, x: Tensor, found: Field, dims: list[int]) -> Tensor:
     if found.level.constant:
         return call.run()
     found.level.one_per_slot(f"{call.name} over height and width")
     rest = call.args[1:]
     if call.name == "mean" and dims == sorted(found.dims) and "dtype" not in call.kwargs:
+        keep = call.args[2] if len(call.args) > 2 else call.kwargs.get("keepdim", False)
         return mean_inside(x, found, keepdim=keep)
-    if call.name in ("sum", "norm", "vector_norm"):
+    order = [*call.args[1:2], *(call.kwargs[k] for k in ("p", "ord") if k in call.kwargs)]
+    grows = order in ([], ["fro"]) or (isinstance(order[0], int | float) and order[0] > 0)
+    if call.name == "sum" or (call.name in ("norm", "vector_norm") and grows):
         return call.function(zero_outside(x, found, own_gradient=False), *rest, **call.kwargs)
     if call.name == "amax":
         y = call.function(filled_outside(x, found, -math.inf), *rest, **call.kwargs)
@@ -406,6 +447,9 @@ def indexed(call: Call) -> Tensor:
     if found is None:
         raise UnsupportedNetError("an index that follows the images")
     items = list(index) if isinstance(index, tuple) else [index]
+    lists = [i for i in items if not isinstance(i, int | slice | type(None) | type(Ellipsis))]
+    if len(lists) > 1 or any(torch.as_tensor(i).ndim != 1 for i in lists):
+        raise UnsupportedNetError("an index by several lists, or by a table")
     named = sum(i is not None and i is not Ellipsis for i in items)
     if Ellipsis in [i for i in items if not isinstance(i, Tensor)]:
         at = next(k for k, i in enumerate(items) if i is Ellipsis)

@@ -14,6 +14,8 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from anysize.errors import UnsupportedNetError
 
 if TYPE_CHECKING:
@@ -44,6 +46,17 @@ class Extent(int):
 
     def __int__(self) -> int:
         return _same_for_all(self, "int()")
+
+    def __float__(self) -> float:
+        return float(_same_for_all(self, "float()"))
+
+    def __trunc__(self) -> Extent:
+        return self
+
+    __floor__ = __ceil__ = __pos__ = __trunc__
+
+    def __round__(self, digits: Any = None) -> Extent:  # noqa: ANN401
+        return self if digits is None else _lift(lambda v: round(v, digits), self)
 
     def __deepcopy__(self, memo: object) -> Extent:
         return self
@@ -133,11 +146,15 @@ def _compare(operation: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]
 
 def _binary(operation: Callable[[Any, Any], Any]) -> tuple[Callable, Callable]:
     def forward(self: Any, other: Any) -> Any:  # noqa: ANN401
+        if isinstance(other, Tensor):
+            return operation(_beside(self, other), other)
         if not isinstance(other, int | float | Ratio):
             return NotImplemented
         return _lift(operation, self, other)
 
     def reflected(self: Any, other: Any) -> Any:  # noqa: ANN401
+        if isinstance(other, Tensor):
+            return operation(other, _beside(self, other))
         if not isinstance(other, int | float):
             return NotImplemented
         return _lift(operation, other, self)
@@ -145,8 +162,23 @@ def _binary(operation: Callable[[Any, Any], Any]) -> tuple[Callable, Callable]:
     return forward, reflected
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    _forward, _reflected = _binary(getattr(operator, _name))
+def _beside(value: Any, tensor: Tensor) -> Tensor:  # noqa: ANN401
+    """A number of each image as a tensor that may be joined with another of the same images."""
+    found = getattr(tensor, "_anysize_field", None)
+    if found is None:
+        raise UnsupportedNetError("a number computed from an extent, with a tensor of no image")
+    return found.level.numbers(value, tensor)
+
+
+def _divmod(self: Any, other: Any) -> Any:  # noqa: ANN401
+    return self // other, self % other
+
+
+for _name in (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+    *("and", "or", "xor", "lshift", "rshift"),
+):
+    _forward, _reflected = _binary(getattr(operator, _name + "_" * (_name in ("and", "or"))))
     for _kind in (Extent, Ratio):
         setattr(_kind, f"__{_name}__", _forward)
         setattr(_kind, f"__r{_name}__", _reflected)
@@ -154,6 +186,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     for _kind in (Extent, Ratio):
         setattr(_kind, f"__{_name}__", _compare(getattr(operator, _name)))
 for _kind in (Extent, Ratio):
+    setattr(_kind, "__divmod__", _divmod)  # noqa: B010
     setattr(_kind, "__neg__", lambda self: _lift(operator.neg, self))  # noqa: B010
     setattr(_kind, "__abs__", lambda self: _lift(abs, self))  # noqa: B010
     setattr(_kind, "__bool__", lambda self: self != 0)  # noqa: B010

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anysize.errors import ShapeError, UnsupportedNetError
 from anysize.geometry import Canvas, Layout, Rect, round_up
-from anysize.models.extents import Extent
+from anysize.models.extents import Extent, of_canvas, per_image
 from anysize.models.ops import LevelMask
 
 ATTRIBUTE = "_anysize_field"
@@ -111,6 +111,17 @@ class Level:
             return counts.clamp(min=1).to(device, dtype)
 
         return self.once(("cells", device, dtype), build)
+
+    def numbers(self, value: Any, beside: Tensor) -> Tensor:  # noqa: ANN401
+        """A number computed from extents, for each image: `[slots, 1, ...]` as `beside` has."""
+        if not beside.is_floating_point():
+            raise UnsupportedNetError(f"a number computed from an extent, with {beside.dtype}")
+        self.one_per_slot("a number computed from the extents")
+        each = [float(of_canvas(value))] * self.canvas.slots
+        for r, own in zip(self.rects, per_image(value, len(self.rects)), strict=True):
+            each[r.slot] = float(own)
+        made = torch.tensor(each, dtype=beside.dtype).to(beside.device)
+        return made.view(-1, *(1,) * (beside.ndim - 1))
 
     def inside(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """1 inside the images and 0 outside: `[slots, 1, h, w]`."""
@@ -300,7 +311,18 @@ def field_of(value: object) -> Field | None:
 
 
 def put(tensor: Tensor, found: Field, *, clean: bool = False, cut: bool = False) -> Tensor:
-    """Gives a tensor its field."""
+    """Gives a tensor its field.
+
+    Raises:
+        UnsupportedNetError: It cannot be the tensor's.
+    """
+    canvas = found.level.canvas
+    places = (0, *found.dims)
+    given = [tensor.shape[d] if d < tensor.ndim else None for d in places]
+    if not found.stacked and given != [*canvas][: len(places)]:
+        raise UnsupportedNetError(
+            f"a result of {tuple(tensor.shape)}, whose dimensions {places} should be {canvas}"
+        )
     version = None if not clean or tensor.is_inference() else tensor._version
     setattr(tensor, ATTRIBUTE, replace(found, clean=version, cut=cut))
     return tensor

@@ -19,12 +19,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from anysize.errors import AnysizeError, ShapeError, UnsupportedNetError
 from anysize.geometry import Canvas, Layout, NetGeometry, Placement, ceil_div
 from anysize.models.canvas_ops import Call
-from anysize.models.canvas_rules import READS, REDUCTIONS, RULES, UNTAGGED_SPATIAL, plain_name
-from anysize.models.field import ATTRIBUTE, Field, Trace, field_of, put, root_level, zero_outside
+from anysize.models.canvas_rules import (
+    POINTWISE,
+    READS,
+    REDUCTIONS,
+    RULES,
+    TAKES_EXTENTS,
+    UNTAGGED_SPATIAL,
+    WEIGHTED,
+    plain_name,
+    saved_tensors_hooks,
+)
+from anysize.models.extents import varies
+from anysize.models.field import (
+    ATTRIBUTE,
+    Field,
+    Trace,
+    field_of,
+    put,
+    root_level,
+    zero_fresh,
+    zero_outside,
+)
 
 OutputKey = str | int | None
 _KEPT_LAYOUTS = 16
@@ -37,6 +58,8 @@ class CanvasMode(TorchFunctionMode):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self._net = net
+        self._grad = torch.is_grad_enabled()
+        self._hooks = saved_tensors_hooks()
 
     def __torch_function__(
         self,
@@ -49,41 +72,89 @@ class CanvasMode(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         name = plain_name(func)
-        if name.removeprefix("get ") in READS or name.startswith("set "):
+        reads = name.removeprefix("get ") in READS or name.startswith("set ")
+        if reads and name != "set data":
             return func(*args, **kwargs)
-        tagged = any(map(_has_field, args)) or any(map(_has_field, kwargs.values()))
-        if not tagged:
-            if name in UNTAGGED_SPATIAL:
-                raise self._refusal(name, args, "a tensor whose origin was not seen on the canvas")
-            return func(*args, **kwargs)
+        given = [*args, *kwargs.values()]
+        tagged = any(map(_has_field, given))
+        call = Call(func, name, args, kwargs)
+        why = self._refused(call, given) if tagged else None
+        if name not in TAKES_EXTENTS and not (tagged and name in POINTWISE) and _vary(given):
+            why = "an extent, which is not that of every image, as a plain number"
+        if not tagged and name in UNTAGGED_SPATIAL:
+            why = "a tensor whose origin was not seen on the canvas"
         rule = RULES.get(name)
-        if rule is None:
-            raise self._refusal(name, args, "an operation that is not known to keep to images")
-        if name not in REDUCTIONS and _has_stack(args):
-            why = "a stack along a new dimension 0, which only a reduction over it may follow"
-            raise self._refusal(name, args, why)
+        if tagged and rule is None:
+            why = "an operation that is not known to keep to images"
+        if why:
+            raise _refusal(name, args, why)
+        if not tagged or rule is None:
+            return func(*args, **kwargs)
         try:
-            return rule(Call(func, name, args, kwargs))
+            return rule(call)
         except UnsupportedNetError as error:
-            raise self._refusal(name, args, str(error)) from error
+            raise _refusal(name, args, str(error)) from error
 
-    def _refusal(self, name: str, args: tuple[Any, ...], why: str) -> UnsupportedNetError:
-        shapes = [tuple(a.shape) for a in _tensors(args)]
-        return UnsupportedNetError(
-            f"{self._path()}: `{name}` of {shapes}: {why}. On a canvas this cannot be exact; run "
-            "the net on one image at a time, or replace this part."
-        )
+    def _refused(self, call: Call, given: list[Any]) -> str | None:
+        """Why an operation is refused here that its rule by itself would allow, if it is."""
+        name = call.name
+        stacked = any(f.stacked for t in _tensors(call.args) if (f := field_of(t)) is not None)
+        if stacked and name not in REDUCTIONS:
+            return "a stack along a new dimension 0, which only a reduction over it may follow"
+        if name in WEIGHTED and (not _has_field(given[0]) or any(map(_has_field, given[1:]))):
+            return "weights that were computed from the images"
+        of_batch = name == "batch_norm" and call.kwargs.get("training", *call.args[5:6])
+        if of_batch and not self._net.training:
+            return "the statistics of a batch in evaluation (`track_running_stats=False`)"
+        if not self._grad:
+            return None
+        hooks = saved_tensors_hooks()
+        function = None if torch.is_grad_enabled() else _running_autograd_function()
+        if function is CheckpointFunction or (
+            hooks is not None and hooks != self._hooks and "_checkpoint_hook" in str(hooks[0])
+        ):
+            return (
+                "activation checkpointing inside the net, which would be computed again without "
+                "masks; turn it off, or put `checkpoint` around the whole of `on_canvas(net)`"
+            )
+        if function is not None and name not in POINTWISE:
+            return f"the autograd function {function.__name__} has a backward pass of its own"
+        return None
 
-    def _path(self) -> str:
-        """The innermost module of the net that is running."""
-        names = {id(m): n or type(self._net).__name__ for n, m in self._net.named_modules()}
-        frame = sys._getframe(1)
-        while frame is not None:
-            found = names.get(id(frame.f_locals.get("self")))
-            if found is not None:
-                return f"{found} ({type(frame.f_locals['self']).__name__})"
-            frame = frame.f_back
-        return type(self._net).__name__
+
+def _running_autograd_function() -> Any:  # noqa: ANN401
+    """The function of autograd whose forward pass is running, if one is."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is torch.autograd.Function.apply.__func__.__code__:  # pyright: ignore
+            return frame.f_locals["cls"]
+        frame = frame.f_back
+    return None
+
+
+def _refusal(name: str, args: tuple[Any, ...], why: str) -> UnsupportedNetError:
+    shapes = [tuple(a.shape) for a in _tensors(args)]
+    return UnsupportedNetError(
+        f"`{name}` of {shapes}: {why}. On a canvas this cannot be exact; run "
+        "the net on one image at a time, or replace this part."
+    )
+
+
+def _located(net: nn.Module, error: UnsupportedNetError) -> UnsupportedNetError:
+    """The error with the path of the innermost module of the net that was running."""
+    names = {id(m): n or type(net).__name__ for n, m in net.named_modules()}
+    found = type(net).__name__
+    at = error.__traceback__
+    while at is not None:
+        module = at.tb_frame.f_locals.get("self")
+        if id(module) in names:
+            found = f"{names[id(module)]} ({type(module).__name__})"
+        at = at.tb_next
+    return UnsupportedNetError(f"{found}: {error}")
+
+
+def _vary(values: Sequence[Any]) -> bool:
+    return any(any(map(varies, v)) if isinstance(v, list | tuple) else varies(v) for v in values)
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
@@ -94,10 +165,6 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
         elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
             found.extend(v for v in value if isinstance(v, Tensor))
     return found
-
-
-def _has_stack(args: tuple[Any, ...]) -> bool:
-    return any(f.stacked for t in _tensors(args) if (f := field_of(t)) is not None)
 
 
 def _has_field(value: object) -> bool:
@@ -157,9 +224,15 @@ class OnCanvas(nn.Module):
                 f"[{canvas.slots}, c, {canvas.height}, {canvas.width}]."
             )
         found = Field(self._root(layout, pixels.shape[1]))
-        x = put(pixels.clone(), found)
-        with CanvasMode(self.net):
-            y = self.net(x)
+        x = pixels.clone()
+        if self._multiple != 1:  # the padding to a multiple is read, and belongs to the image
+            zero_fresh(x, Field(root_level(layout, Trace())))
+        x = put(x, found)
+        try:
+            with CanvasMode(self.net):
+                y = self.net(x)
+        except UnsupportedNetError as error:
+            raise _located(self.net, error) from error
         y = chosen_output(y, self.output)
         last = field_of(y)
         if last is None:
@@ -179,7 +252,7 @@ class OnCanvas(nn.Module):
                     self, num_channels=num_channels, output=self.output, describe_logits=False
                 )
                 self._multiple = geometry.size_multiple
-            except AnysizeError:
+            except (ShapeError, _DryRunError):
                 self._multiple = 1  # the run on the canvas itself says what is wrong, and where
         level = self._levels.pop(layout, None)
         if level is None:
@@ -207,12 +280,18 @@ def on_canvas(net: nn.Module, *, output: OutputKey = None) -> OnCanvas:
         output: Which entry of a dict or list the net's output is.
 
     Raises:
-        UnsupportedNetError: `net` is no module.
+        UnsupportedNetError: `net` is not a module, or was compiled with TorchScript.
     """
     if not isinstance(net, nn.Module):
         raise UnsupportedNetError(
             f"{type(net).__name__} is not a torch.nn.Module. Give the net itself, built."
         )
+    for name, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedNetError(
+                f"{name or 'The net'} is compiled with TorchScript, whose operations cannot be "
+                "seen. Give the net as it was before `torch.jit`."
+            )
     return net if isinstance(net, OnCanvas) else OnCanvas(net, output)
 
 
@@ -241,6 +320,10 @@ def chosen_output(y: Any, key: OutputKey) -> Tensor:  # noqa: ANN401
             f"The net returns {len(y)} values. Say which is the output: on_canvas(net, output=0)."
         )
     raise UnsupportedNetError(f"The net returns {type(y).__name__}, not a tensor.")
+
+
+class _DryRunError(UnsupportedNetError):
+    """The net itself fails on all images of a dry run, which says nothing of others."""
 
 
 def geometry_of_net(
@@ -280,7 +363,7 @@ def geometry_of_net(
             last = error
     if isinstance(last, AnysizeError):
         raise last
-    raise UnsupportedNetError(
+    raise _DryRunError(
         f"The net fails on images of every multiple up to {_MULTIPLES[-1]} pixels: {last}"
     ) from last
 

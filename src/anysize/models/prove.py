@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from anysize.errors import ShapeError, UnsupportedNetError
 from anysize.geometry import Canvas, Layout, NetGeometry, Placement, Size, round_up
@@ -183,6 +185,24 @@ def prove(
     return Proof(geometry, images, tuple(found), control)
 
 
+@contextlib.contextmanager
+def _drawn_alike() -> Iterator[None]:
+    """Without dropout; what else is drawn, such as stochastic depth, is the same each time."""
+    with torch.random.fork_rng([]), _NoDropout():
+        torch.set_rng_state(torch.Generator().manual_seed(0).get_state())
+        yield
+
+
+class _NoDropout(TorchFunctionMode):
+    """Dropout gives what it is given."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:  # noqa: ANN001, ANN401
+        """See the class."""
+        if "dropout" in getattr(func, "__name__", ""):
+            return args[0].clone() if args else (kwargs or {})["input"].clone()
+        return func(*args, **(kwargs or {}))
+
+
 class _Unmasked(nn.Module):
     """The plain net on a canvas: what padding does without masks."""
 
@@ -255,7 +275,7 @@ def _alone(net: nn.Module, pixels: Sequence[Tensor], output: OutputKey) -> _Run:
     outputs, modules = [], []
     for own in pixels:
         seen: dict[str, Tensor] = {}
-        with _watched(net, seen):
+        with _watched(net, seen), _drawn_alike():
             outputs.append(chosen_output(net(own), output))
         modules.append(seen)
     generator = torch.Generator().manual_seed(2)
@@ -284,7 +304,7 @@ def _compared(
         laid[p.slot, :, p.top : p.top + p.height, p.left : p.left + p.width] = own[0]
     modules: dict[str, float] = {}
     seen: dict[str, Tensor] = {}
-    with _watched(net, seen):
+    with _watched(net, seen), _drawn_alike():
         y = wrap(net, output=output)(laid, layout)
     for module, value in seen.items():
         found = field_of(value)
