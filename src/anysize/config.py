@@ -167,17 +167,27 @@ class ModelConfig:
     activation_checkpointing: bool = False
 
 
+UpToOne = Annotated[float, Within(0, 1)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
     """`[loss]`.
 
     Attributes:
         kind: "softmax": one class per pixel. "sigmoid": any number of classes.
-        class_weights: One weight per class, in the order of `classes.toml`; empty: all equal.
+        class_weights: One weight per class, in the order of `classes.toml`; empty weighs all the
+            same. "auto" takes them from the training masks (median frequency), and writes them into
+            the run.
+        focal_gamma: Above 0, the focal loss: what is already right counts less, by
+            `(1 - p) ** focal_gamma`; 2 is usual.
+        dice_share: Share of the Dice loss: 0.5 mixes both in equal parts, 1 is Dice alone.
     """
 
     kind: LossKind = "softmax"
-    class_weights: tuple[NotNegative, ...] = ()
+    class_weights: tuple[NotNegative, ...] | Literal["auto"] = ()
+    focal_gamma: Annotated[float, Within(0, 10)] = 0.0
+    dice_share: UpToOne = 0.0
 
     @property
     def labels(self) -> LabelKind:
@@ -186,7 +196,6 @@ class LossConfig:
 
 
 Factor = Annotated[float, Within(0.01, 100)]
-UpToOne = Annotated[float, Within(0, 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,6 +454,11 @@ def _check_together(config: RunConfig, source: str) -> None:
     if weights and not any(weights):
         raise ConfigError(
             f"`loss.class_weights` are all 0, so nothing would be learned ({source})."
+        )
+    if config.loss.dice_share == 1 and config.loss.focal_gamma:
+        raise ConfigError(
+            f"`loss.focal_gamma` does nothing where `loss.dice_share` is 1 ({source}). Leave it "
+            "out, or lower the share."
         )
     if config.augment.max_scale < config.augment.min_scale:
         raise ConfigError(

@@ -12,7 +12,8 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from anysize.errors import AnysizeError, ConfigError
 
@@ -108,6 +109,9 @@ class _Reader:
                 options = ", ".join(map(str, arguments))
                 self.fail(f"`{key}` is {_short(value)}; it must be one of {options}")
             return value
+        if origin in (Union, UnionType):  # A list, or a word in its place.
+            items, word = arguments
+            return self.convert(value, word if isinstance(value, str) else items, key)
         if origin is tuple:
             return self.items(value, arguments, key)
         if origin is Mapping:

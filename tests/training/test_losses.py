@@ -25,7 +25,7 @@ from anysize.geometry import (
     target_rect,
 )
 from anysize.models.build import build_model
-from anysize.training.losses import CrossEntropy, SigmoidCrossEntropy, build_loss
+from anysize.training.losses import CrossEntropy, Dice, SigmoidCrossEntropy, build_loss
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
 
@@ -76,6 +76,75 @@ def test_class_weights_of_several_labels():
     batch = whole(torch.tensor([[[[1]], [[0]]]]))
     loss = SigmoidCrossEntropy(class_weights=(3.0, 0.5))
     assert float(loss.sum(torch.zeros(1, 2, 1, 1), batch)) == pytest.approx(3.5 * math.log(2))
+
+
+def test_focal_by_hand():
+    logits = torch.tensor([[[[0.0, math.log(3.0), 9.0]], [[0.0, 0.0, 1.0]]]])
+    batch = whole(torch.tensor([[[0, 1, 255]]]))
+    # True classes have probabilities 1/2 and 1/4, weights 3 and 0.5; the third is ignored.
+    expected = 3 * 0.5**2 * math.log(2) + 0.5 * 0.75**2 * math.log(4)
+    found = CrossEntropy(focal_gamma=2.0, class_weights=(3.0, 0.5)).sum(logits, batch)
+    assert float(found) == pytest.approx(expected)
+
+
+def test_focal_of_several_labels_by_hand():
+    logits = torch.tensor([[[[math.log(3.0), 5.0]], [[-math.log(3.0), 0.0]]]])
+    batch = whole(torch.tensor([[[[1, 255]], [[1, 0]]]]))
+    # True answers have 3/4 (class 0), 1/4 and 1/2 (class 1).
+    expected = 3 * 0.25 * math.log(4 / 3) + 0.5 * (0.75 * math.log(4) + 0.5 * math.log(2))
+    found = SigmoidCrossEntropy(focal_gamma=1.0, class_weights=(3.0, 0.5)).sum(logits, batch)
+    assert float(found) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+def test_focal_has_a_finite_gradient_where_a_pixel_is_right_for_certain(gamma):
+    logits = torch.tensor([[[[200.0]], [[-200.0]]]], requires_grad=True)
+    CrossEntropy(focal_gamma=gamma).sum(logits, whole(torch.tensor([[[0]]]))).backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_dice_by_hand():
+    # Class 0 has probability 3/4 at both pixels that count; the third is ignored.
+    logits = torch.tensor([[[[math.log(3.0), math.log(3.0), 7.0]], [[0.0, 0.0, 0.0]]]])
+    batch = whole(torch.tensor([[[0, 1, 255]]]))
+    first = (2 * 0.75 + 1) / (1.5 + 1 + 1)
+    second = (2 * 0.25 + 1) / (0.5 + 1 + 1)
+    loss = Dice(labels="multiclass", class_weights=(3.0, 0.5))
+    expected = 2 * (3 * (1 - first) + 0.5 * (1 - second)) / 2
+    assert float(loss.sum(logits, batch)) == pytest.approx(expected)
+    assert loss.count(batch) == 2
+
+
+def test_dice_of_several_labels_by_hand():
+    logits = torch.tensor([[[[math.log(3.0), 5.0]], [[-math.log(3.0), 0.0]]]])
+    batch = whole(torch.tensor([[[[1, 255]], [[1, 0]]]]))
+    first = (2 * 0.75 + 1) / (0.75 + 1 + 1)
+    second = (2 * 0.25 + 1) / (0.75 + 1 + 1)
+    loss = Dice(labels="multilabel")
+    assert float(loss.sum(logits, batch)) == pytest.approx(3 * (2 - first - second) / 2)
+    assert loss.count(batch) == 3
+
+
+def test_dice_is_that_of_each_image_and_not_of_the_canvas():
+    logits = torch.tensor([[[[3.0, -3.0]], [[0.0, 0.0]]]])
+    target = torch.tensor([[[0, 1]]])
+    apart = [
+        whole(target[..., :1]),
+        whole(target[..., 1:]),
+    ]
+    loss = Dice(labels="multiclass")
+    alone = sum(loss.sum(logits[..., i : i + 1], batch) for i, batch in enumerate(apart))
+    assert float(alone) != pytest.approx(float(loss.sum(logits, whole(target))), rel=1e-3)
+
+
+def test_shares_of_dice_and_of_the_rest():
+    logits = torch.randn(1, 2, 3, 3, generator=torch.Generator().manual_seed(1))
+    batch = whole(torch.randint(2, (1, 3, 3), generator=torch.Generator().manual_seed(2)))
+    mixed = build_loss(LossConfig(dice_share=0.25, focal_gamma=2.0), 255)
+    rest, dice = CrossEntropy(focal_gamma=2.0), Dice(labels="multiclass")
+    expected = 0.75 * rest.sum(logits, batch) + 0.25 * dice.sum(logits, batch)
+    assert float(mixed.sum(logits, batch)) == pytest.approx(float(expected))
+    assert mixed.count(batch) == 9
 
 
 def test_the_settings_of_loss_reach_it():
@@ -206,21 +275,34 @@ def worst(make_loss, labels, loss_at):
     return found
 
 
+WEIGHTS = (0.5, 2.0, 3.0)
+SETTINGS = {
+    "equal": {},
+    "weighted": {"class_weights": WEIGHTS},
+    "focal": {"class_weights": WEIGHTS, "focal_gamma": 2.0},
+    "dice": {"class_weights": WEIGHTS, "dice_share": 1.0},
+    "focal with dice": {"focal_gamma": 0.5, "dice_share": 0.4},
+}
+every_loss = pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
+
+
 @pytest.mark.parametrize("loss_at", ["grid", "full"])
-@pytest.mark.parametrize("class_weights", [(), (0.5, 2.0, 3.0)], ids=["equal", "weighted"])
+@every_loss
 @pytest.mark.parametrize("kind", typing.get_args(LossKind))
-def test_a_loss_does_not_depend_on_how_images_are_shared_out(kind, class_weights, loss_at):
-    config = LossConfig(kind=kind, class_weights=class_weights)
+def test_a_loss_does_not_depend_on_how_images_are_shared_out(kind, settings, loss_at):
+    config = LossConfig(kind=kind, **settings)
     found = worst(lambda: build_loss(config, IGNORE), LABELS_OF[kind], loss_at)
     assert max(found.values()) < 1e-12, found
 
 
+@every_loss
 @pytest.mark.parametrize("kind", typing.get_args(LossKind))
-def test_nothing_valid_is_zero_with_a_zero_gradient(kind):
+def test_nothing_valid_is_zero_with_a_zero_gradient(kind, settings):
     shape = (1, 2, 3, 3) if LABELS_OF[kind] == "multilabel" else (1, 3, 3)
     logits = torch.randn(1, 2, 3, 3, requires_grad=True)
     batch = whole(torch.full(shape, 255))
-    loss = build_loss(LossConfig(kind=kind), 255)
+    settings = {**settings, "class_weights": settings.get("class_weights", ())[:2]}
+    loss = build_loss(LossConfig(kind=kind, **settings), 255)
     total = loss.sum(logits, batch)
     total.backward()
     assert float(total.detach()) == 0

@@ -22,6 +22,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Adds this group to the parser."""
     demo = verb(verbs, "demo", _demo, "the whole job on real images", "anysize demo -o demo")
     demo.add_argument("-o", "--out", type=Path, default=Path("demo"), help="folder to write to")
+    demo.add_argument("--seed", type=int, default=0, help="of the crops and the training")
 
     train = verb(
         verbs,
@@ -66,7 +67,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _demo(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.demo import run_demo
 
-    run_demo(parsed.out, console)
+    run_demo(parsed.out, console, seed=parsed.seed)
 
 
 def _train(parsed: argparse.Namespace, console: Console) -> None:

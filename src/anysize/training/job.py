@@ -33,6 +33,7 @@ from anysize.planning.canvases import (
     Plan,
 )
 from anysize.timing import Stage, untimed
+from anysize.training.class_weights import median_frequency_weights
 from anysize.training.fine_tuning import start_from
 from anysize.training.losses import Loss, build_loss
 from anysize.training.memory import PassLimit, Tally
@@ -80,7 +81,7 @@ def prepare(
         require_labels(train_samples, classes, "training")
         require_labels(val_samples, classes, "evaluation")
     plan = plan_for(config, run if resume else None, [s.size for s in train_samples])
-    _check_class_weights(config, classes)
+    config = _with_class_weights(config, classes, train_samples, console)
 
     generator = torch.Generator().manual_seed(config.train.seed)
     model = build_model(config.model, len(classes.names), generator=generator)
@@ -205,10 +206,26 @@ def _samples_as_before(
     return found.train, found.val
 
 
-def _check_class_weights(config: RunConfig, classes: Classes) -> None:
-    num_weights = len(config.loss.class_weights)
-    if num_weights not in (0, len(classes.names)):
-        raise ConfigError(
-            f"`loss.class_weights` has {num_weights} numbers, but there are {len(classes.names)} "
-            f"classes: {', '.join(classes.names)}. Give one a class, or none."
+def _with_class_weights(
+    config: RunConfig, classes: Classes, samples: Sequence[Sample], console: Console
+) -> RunConfig:
+    weights = config.loss.class_weights
+    if weights == "auto":
+        weights = median_frequency_weights(samples, classes, config.train.loader_threads)
+        named = zip(classes.names, weights, strict=True)
+        console.print(
+            f"loss.class_weights from {len(samples)} training masks: "
+            f"{', '.join(f'{name} {weight:g}' for name, weight in named)}",
+            highlight=False,
+            markup=False,
         )
+        return dataclasses.replace(
+            config, loss=dataclasses.replace(config.loss, class_weights=weights)
+        )
+    if len(weights) not in (0, len(classes.names)):
+        raise ConfigError(
+            f"`loss.class_weights` has {len(weights)} numbers, but there are {len(classes.names)} "
+            f"classes: {', '.join(classes.names)}. Give one per class, none, or "
+            '"auto".'
+        )
+    return config

@@ -4,7 +4,8 @@ Never a mean of means: images, canvases, passes and ranks differ in size, so eac
 and its count, and `train_step` divides by the count of the whole step. A loss is then the same
 however the images were shared out, which tests/training/test_losses.py demands of every one here.
 
-To add a loss: write it here, give it a name in `config.LABELS_OF`, and build it in `build_loss`.
+To add a loss: write it here, give it a setting in `config.LossConfig`, and build it in
+`build_loss`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anysize.config import LossConfig
-from anysize.data.batch import Batch
+from anysize.config import LabelKind, LossConfig
+from anysize.data.batch import Batch, cut_out
 
 
 class Loss(Protocol):
@@ -52,13 +53,17 @@ class Loss(Protocol):
 
 def build_loss(config: LossConfig, ignore_index: int) -> Loss:
     """The loss that `[loss]` describes."""
-    match config.kind:
-        case "softmax":
-            return CrossEntropy(ignore_index=ignore_index, class_weights=config.class_weights)
-        case "sigmoid":
-            return SigmoidCrossEntropy(
-                ignore_index=ignore_index, class_weights=config.class_weights
-            )
+    assert config.class_weights != "auto", "numbers by now; see training.class_weights"
+    make = CrossEntropy if config.kind == "softmax" else SigmoidCrossEntropy
+    pixelwise = make(
+        ignore_index=ignore_index,
+        class_weights=config.class_weights,
+        focal_gamma=config.focal_gamma,
+    )
+    if not config.dice_share:
+        return pixelwise
+    dice = Dice(labels=config.labels, ignore_index=ignore_index, class_weights=config.class_weights)
+    return dice if config.dice_share == 1 else WithDice(pixelwise, dice, config.dice_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +73,30 @@ class CrossEntropy:
     Attributes:
         ignore_index: Value of pixels that do not count.
         class_weights: One number per class, or empty. The divisor stays the number of pixels.
+        focal_gamma: Above 0, each pixel's term is multiplied by `(1 - p) ** focal_gamma`, where `p`
+            is the probability of its true class: the focal loss.
+
+    Source: Lin et al., "Focal Loss for Dense Object Detection" (2017), for `focal_gamma`; its alpha
+    are the class weights.
     """
 
     ignore_index: int = 255
     class_weights: tuple[float, ...] = ()
+    focal_gamma: float = 0.0
 
     def sum(self, logits: Tensor, batch: Batch) -> Tensor:
         """See `Loss`; the target is `[n, th, tw]`, classes 0 to k - 1."""
         logits = _at_least_float32(logits)
-        return F.cross_entropy(
-            logits,
-            batch.target.long(),
-            weight=logits.new_tensor(self.class_weights) if self.class_weights else None,
-            ignore_index=self.ignore_index,
-            reduction="sum",
-        )
+        target = batch.target.long()
+        weight = logits.new_tensor(self.class_weights) if self.class_weights else None
+        ignored = self.ignore_index
+        if not self.focal_gamma:
+            return F.cross_entropy(logits, target, weight, ignore_index=ignored, reduction="sum")
+        terms = F.cross_entropy(logits, target, ignore_index=ignored, reduction="none")
+        terms = _focal(terms, self.focal_gamma)
+        if weight is not None:
+            terms = terms * weight[target.where(target != ignored, 0)]
+        return terms.sum()
 
     def count(self, batch: Batch) -> int:
         """Pixels that are not ignored."""
@@ -97,12 +111,14 @@ class SigmoidCrossEntropy:
         ignore_index: Value of entries that do not count: a pixel is ignored in all its classes or
             in some of them.
         class_weights: One number per class, or empty. The divisor stays the number of entries.
+        focal_gamma: As in `CrossEntropy`; `p` is the probability of the true answer.
 
     Source: `tf.nn.sigmoid_cross_entropy_with_logits`.
     """
 
     ignore_index: int = 255
     class_weights: tuple[float, ...] = ()
+    focal_gamma: float = 0.0
 
     def sum(self, logits: Tensor, batch: Batch) -> Tensor:
         """See `Loss`; the target is `[n, k, th, tw]`: 1 where a class is present, 0 where not."""
@@ -110,13 +126,98 @@ class SigmoidCrossEntropy:
         weight = (batch.target != self.ignore_index).to(logits.dtype)
         if self.class_weights:
             weight = weight * logits.new_tensor(self.class_weights)[:, None, None]
-        return F.binary_cross_entropy_with_logits(
-            logits, (batch.target == 1).to(logits.dtype), weight=weight, reduction="sum"
-        )
+        present = (batch.target == 1).to(logits.dtype)
+        if not self.focal_gamma:
+            return F.binary_cross_entropy_with_logits(logits, present, weight, reduction="sum")
+        terms = F.binary_cross_entropy_with_logits(logits, present, reduction="none")
+        return (_focal(terms, self.focal_gamma) * weight).sum()
 
     def count(self, batch: Batch) -> int:
         """Pairs of pixel and class that are not ignored."""
         return _num_valid(batch.target, self.ignore_index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dice:
+    """One minus the soft Dice coefficient of each image, weighted by its labelled entries.
+
+    Of an image and a class, with probabilities `p` and true answers `t`, 0 or 1, over the entries
+    that are not ignored: `(2 sum(p t) + 1) / (sum(p) + sum(t) + 1)`. An image's loss is the mean of
+    `weight[class] * (1 - Dice)` over all classes. It counts by its labelled entries, as in the
+    other losses, so that losses can be mixed.
+
+    Attributes:
+        labels: One class per pixel, or any number of them.
+        ignore_index: Value of entries that do not count.
+        class_weights: One number per class, or empty.
+
+    Source: Milletari et al., "V-Net" (2016), with sums of probabilities in the denominator instead
+    of squares, and the usual 1 that defines it for classes that an image does not have.
+    """
+
+    labels: LabelKind
+    ignore_index: int = 255
+    class_weights: tuple[float, ...] = ()
+
+    def sum(self, logits: Tensor, batch: Batch) -> Tensor:
+        """See `Loss`; targets are those of `CrossEntropy` or `SigmoidCrossEntropy`."""
+        logits = _at_least_float32(logits)
+        weight = logits.new_tensor(self.class_weights or (1.0,))
+        total = logits.new_zeros(())
+        for rect in batch.rects:
+            own, target = cut_out(logits, rect), cut_out(batch.target, rect)
+            valid = target != self.ignore_index
+            if self.labels == "multiclass":
+                probabilities = own.softmax(0)
+                classes = torch.arange(len(own), device=target.device)[:, None, None]
+                present = target == classes
+            else:
+                probabilities, present = own.sigmoid(), target == 1
+            probabilities = probabilities * valid
+            truth = (present & valid).to(logits.dtype)
+            both = (probabilities * truth).sum((1, 2))
+            either = probabilities.sum((1, 2)) + truth.sum((1, 2))
+            dice = (2 * both + 1) / (either + 1)
+            total = total + valid.sum() * (weight * (1 - dice)).mean()
+        return total
+
+    def count(self, batch: Batch) -> int:
+        """Entries that are not ignored."""
+        return _num_valid(batch.target, self.ignore_index)
+
+
+@dataclass(frozen=True, slots=True)
+class WithDice:
+    """Cross-entropy, or the focal loss, and Dice together.
+
+    Attributes:
+        pixelwise: Has the remaining share.
+        dice: Has the same count.
+        dice_share: Of Dice, between 0 and 1.
+    """
+
+    pixelwise: CrossEntropy | SigmoidCrossEntropy
+    dice: Dice
+    dice_share: float
+
+    @property
+    def ignore_index(self) -> int:
+        """See `Loss`."""
+        return self.dice.ignore_index
+
+    def sum(self, logits: Tensor, batch: Batch) -> Tensor:
+        """See `Loss`."""
+        rest = (1 - self.dice_share) * self.pixelwise.sum(logits, batch)
+        return rest + self.dice_share * self.dice.sum(logits, batch)
+
+    def count(self, batch: Batch) -> int:
+        """Entries that are not ignored."""
+        return self.dice.count(batch)
+
+
+def _focal(terms: Tensor, gamma: float) -> Tensor:
+    """Terms `-log p`, each times `(1 - p) ** gamma`; kept off 0, where a root has no gradient."""
+    return terms * (-torch.expm1(-terms)).clamp_min(1e-12) ** gamma
 
 
 def _num_valid(target: Tensor, ignore_index: int) -> int:

@@ -87,7 +87,11 @@ def config_as_begun(path: Settings, overrides: Sequence[str], began_with: Path) 
     defaults = _left_open(before.model, before.pixels)
     net = ("norm", "norm_decay", "net", "arguments")
     defaults["model"] |= {key: getattr(before.model, key) for key in net}
-    return load_config(path, overrides, defaults=defaults)
+    config = load_config(path, overrides, defaults=defaults)
+    if config.loss.class_weights != "auto":
+        return config
+    loss = dataclasses.replace(config.loss, class_weights=before.loss.class_weights)
+    return dataclasses.replace(config, loss=loss)
 
 
 def _left_open(model: ModelConfig, pixels: PixelConvention) -> dict[str, dict[str, Any]]:
