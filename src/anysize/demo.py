@@ -348,7 +348,7 @@ def _blocks_of(split: str) -> list[Rect]:
 
 def _lakes_in(mask: np.ndarray, block: Rect) -> np.ndarray:
     """`[n, 2]` rows and columns of the lake pixels in a block."""
-    return np.argwhere(cut(mask, block) == LAKE) + (block.top, block.left)
+    return np.argwhere(cut(mask, block) == LAKE) + np.array([block.top, block.left])
 
 
 def _contains(block: Rect, crop: Rect) -> bool:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from PIL import Image
+from tests.flow.runs import run
 
 from anysize.config import load_config
 from anysize.data.samples import find_samples, read_classes
 from anysize.errors import ConfigError
 from anysize.training.class_weights import median_frequency_weights
-from tests.flow.runs import run
 
 
 def test_median_frequencies_by_hand(workspace):
