@@ -12,14 +12,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from anysize.errors import UnsupportedNetError
-
-if TYPE_CHECKING:
-    from anysize.models.field import Level
 
 Number = int | float
 
@@ -29,14 +26,14 @@ class Extent(int):
 
     Attributes:
         images: The number for each image, in the layout's order.
-        source: The level and axis whose extent this is, unless it was computed.
+        source: The `Level` and axis whose extent this is, unless it was computed.
     """
 
     images: tuple[int, ...]
-    source: tuple[Level, int] | None
+    source: tuple[object, int] | None
 
     def __new__(
-        cls, canvas: int, images: tuple[int, ...], source: tuple[Level, int] | None = None
+        cls, canvas: int, images: tuple[int, ...], source: tuple[object, int] | None = None
     ) -> Extent:
         """See the class."""
         made = super().__new__(cls, canvas)

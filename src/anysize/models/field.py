@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -250,9 +250,10 @@ class Level:
     def resized(self, height: Any, width: Any) -> Level:  # noqa: ANN401
         """The level whose extents are `height` and `width`, which a net computed from shapes."""
         sources = [e.source for e in (height, width) if isinstance(e, Extent) and e.source]
-        if len(sources) == 2 and sources[0][0].same_as(sources[1][0]):
-            level, axes = sources[0][0], (sources[0][1], sources[1][1])
-            if axes == (0, 1):
+        if len(sources) == 2:
+            (level, first), (other, second) = sources
+            as_it_is = (first, second) == (0, 1)
+            if as_it_is and isinstance(level, Level) and level.same_as(cast("Level", other)):
                 return level
         if not isinstance(height, Extent) or not isinstance(width, Extent):
             raise UnsupportedNetError(
