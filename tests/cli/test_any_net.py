@@ -51,6 +51,9 @@ def test_a_net_is_trained_killed_resumed_and_used_by_every_verb(folder):
     anysize("report", "run", "--examples", 1, cwd=folder)
     assert "data:image" in (folder / "run" / "report.html").read_text()
 
+    said = anysize("export", "run", "-o", "net.onnx", cwd=folder)
+    assert "of the range of the logits" in said
+
     # Weights that left their run folder are someone else's until a person says otherwise.
     (folder / "nets.py").write_text(f"print('code of the net')\n{NETS.read_text()}")
     shutil.copy(folder / "run" / "weights.safetensors", folder / "w.safetensors")

@@ -47,6 +47,23 @@ class Classifier(Lister):
         return self.conv(x).mean((2, 3))
 
 
+class Resizer(Lister):
+    """Exact on canvases; traced, it has the extents of one image."""
+
+    def forward(self, x):
+        small = self.conv(F.avg_pool2d(x, 2))
+        size = [int(n) for n in x.shape[2:]] if torch.jit.is_tracing() else x.shape[2:]
+        return F.interpolate(small, size=size)
+
+
+class Pyramid(Lister):
+    """Pools to 2x2 cells, which ONNX has no operation for."""
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y + F.interpolate(F.adaptive_avg_pool2d(y, 2), size=x.shape[2:])
+
+
 def two_classes():
     return nn.Conv2d(3, 2, 3, padding=1)
 

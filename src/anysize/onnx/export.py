@@ -22,6 +22,7 @@ own prediction on images of odd, even and tiny sizes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +33,11 @@ from numpy.typing import NDArray
 
 from anysize.atomic_files import write_atomic
 from anysize.config import PixelConvention
-from anysize.errors import ConfigError, ShapeError, WeightsError
+from anysize.errors import ConfigError, DeviceError, ShapeError, WeightsError
 from anysize.geometry import NetGeometry, Size
+from anysize.models.any_net import AnyNet
 from anysize.models.fcn import FCN
+from anysize.models.net import Net
 from anysize.models.ops import ConvNorm
 from anysize.models.resnet_v1 import Bottleneck
 from anysize.models.weights_file import Weights
@@ -57,6 +60,11 @@ OPSET = 18
 
 IR_VERSION = 8
 """Of the file format; the one of opset 18."""
+
+FOLLOWS_ONE_SIZE = (
+    "PyTorch's exporter follows the net on one image, and the file is wrong for images of other "
+    "sizes. Predict with the run itself"
+)
 
 TOLERANCE = 1e-3
 """Largest difference from our own prediction, as a share of the range of the logits."""
@@ -147,11 +155,18 @@ def export(
         source=source,
     )
     model = weights.model
-    if not isinstance(model, FCN):
-        raise ConfigError(f"{path} was not written: only our own ResNets are exported so far.")
+    traced = isinstance(model, AnyNet)
     data = build(model, description, str(path))
-    check = compare(load_onnx(data, str(path)), weights)
-    if check.num_differing or not check.difference <= TOLERANCE:
+    try:
+        check = compare(load_onnx(data, str(path)), weights)
+    except (WeightsError, DeviceError) as error:
+        if not traced:
+            raise
+        raise WeightsError(f"{path} was not written: {FOLLOWS_ONE_SIZE} ({error})") from error
+    differs = check.num_differing or not check.difference <= TOLERANCE
+    if differs and traced:
+        raise WeightsError(f"{path} was not written: {FOLLOWS_ONE_SIZE} ({describe(check)}).")
+    if differs:
         raise WeightsError(
             f"{path} was not written: run in onnxruntime, it differs from our own prediction "
             f"({describe(check)}). Report this with the versions of torch, onnx and onnxruntime."
@@ -160,7 +175,7 @@ def export(
     return check
 
 
-def build(model: FCN, description: OnnxDescription, name: str) -> bytes:
+def build(model: Net, description: OnnxDescription, name: str) -> bytes:
     """The bytes of an ONNX file, held against ONNX's own checker.
 
     Args:
@@ -171,7 +186,6 @@ def build(model: FCN, description: OnnxDescription, name: str) -> bytes:
     Raises:
         WeightsError: The file would have more than 2 GB.
     """
-    import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     num_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
@@ -180,6 +194,11 @@ def build(model: FCN, description: OnnxDescription, name: str) -> bytes:
             f"{name} would have {num_bytes / 1e9:.1f} GB, and one ONNX file holds at most 2.1. "
             "Use a net with a smaller `model.base_depth`."
         )
+    if isinstance(model, AnyNet):
+        from anysize.onnx.traced import trace
+
+        return _finished(trace(model, description, name), description)
+    assert isinstance(model, FCN)
     graph = _Graph()
     features = _body(graph, model, _pixels(graph, description.pixels))
     logits = _at_full_resolution(graph, _head(graph, model, features), description.geometry)
@@ -204,8 +223,15 @@ def build(model: FCN, description: OnnxDescription, name: str) -> bytes:
         ),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
-        producer_name="anysize",
     )
+    return _finished(proto, description)
+
+
+def _finished(proto: onnx.ModelProto, description: OnnxDescription) -> bytes:
+    import onnx
+    from onnx import helper
+
+    proto.producer_name = "anysize"
     helper.set_model_props(proto, to_metadata(description))
     onnx.checker.check_model(proto, full_check=True)
     return proto.SerializeToString()
@@ -217,8 +243,11 @@ def compare(labeller: OnnxLabeller, weights: Weights) -> ExportCheck:
     Raises:
         WeightsError: The net gives logits that are not finite.
     """
-    images = list(_images(labeller.geometry, len(labeller.pixels.mean)))
-    ours = [predict_logits(weights.model, i, weights.pixels).cpu().numpy() for i in images]
+    images, ours = [], []
+    for image in _images(labeller.geometry, len(labeller.pixels.mean)):
+        with contextlib.suppress(ShapeError):  # Too small for this net, on a canvas and alone.
+            ours.append(predict_logits(weights.model, image, weights.pixels).cpu().numpy())
+            images.append(image)
     theirs = [labeller.run(image) for image in images]
     sizes = tuple(Size(*image.shape[:2]) for image in images)
     smallest, largest = min(o.min() for o in ours), max(o.max() for o in ours)
