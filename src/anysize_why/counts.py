@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from anysize_why.causes import Record, counted, first_visits, growth_bytes
+from anysize_why.record import Record, counted, first_visits, growth_bytes
 
 __all__ = ["Count", "counts", "counts_json"]
 

@@ -14,9 +14,9 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from anysize_why.causes import STAGES
 from anysize_why.counts import Count, counts
 from anysize_why.findings import Verdict
+from anysize_why.record import STAGES
 from anysize_why.why import Watched, describe
 
 __all__ = ["page"]

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from anysize_why.causes import Record, judge
+from anysize_why.causes import judge
 from anysize_why.counts import counts_json
 from anysize_why.findings import Verdict, WhyError, format_verdict, to_json
+from anysize_why.record import Record
 
 __all__ = ["Watched", "before_and_after", "describe", "explain", "watch", "watched_json"]
 

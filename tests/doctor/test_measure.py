@@ -16,6 +16,7 @@ from tests.flow.runs import LARGE, SMALL, run
 from anysize.atomic_files import only_process_in
 from anysize.config import load_config
 from anysize.data.batch import Batch
+from anysize.doctor import controls, loop
 from anysize.doctor import measure as measure_module
 from anysize.doctor.diagnose import describe, diagnose, estimate_epoch
 from anysize.doctor.measure import find_subject, measure
@@ -186,7 +187,7 @@ def test_a_step_that_is_timed_gives_the_same_bits(planned):
         return loss, model.state_dict()
 
     loss, state = after()
-    clock = measure_module._Clock(torch.device("cpu"))
+    clock = loop.Clock(torch.device("cpu"))
     timed_loss, timed_state = after(stage=clock.stage)
     assert torch.equal(loss, timed_loss)
     assert all(torch.equal(state[name], timed_state[name]) for name in state)
@@ -201,7 +202,7 @@ def test_operations_are_counted_as_the_net_has_them(planned, recompute):
     path.write_text(path.read_text().replace("[model]", setting))
     subject = find_subject(planned / "run.toml")
     job = measure_module._prepared(subject)
-    one_size = measure_module._one_size(job, [Size(64, 64)])
+    one_size = controls.one_size_step(job, [Size(64, 64)])
     canvas = one_size.batches[0].layout.canvas
     shapes = {}
 
@@ -225,7 +226,7 @@ def test_operations_are_counted_as_the_net_has_them(planned, recompute):
             if name == "head":  # Transposed: every cell of its input meets all weights.
                 cells = slots * (height // 2) * (width // 2)
             total += 2 * weights * cells * (2 if name == "body.conv1" else 3)
-    counted = measure_module._Controls(job, [], one_size).flops_a_pixel() * canvas.pixels
+    counted = controls.Controls(job, [], one_size).flops_a_pixel() * canvas.pixels
     assert counted == pytest.approx(total, rel=0.02)
 
 

@@ -10,7 +10,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from anysize_why.causes import Record, judge
+from anysize_why.causes import judge
+from anysize_why.record import Record
 from anysize_why.why import explain, watch
 
 SCRIPTS = Path(__file__).parent / "scripts"

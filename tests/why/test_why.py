@@ -297,7 +297,7 @@ class Queued(torch.nn.Linear):
 threading.Thread(target=device, daemon=True).start()
 torch.cuda.synchronize = lambda device=None: work.join()
 controls._works_ahead = lambda tensor: True
-probe._device_of = lambda model: "cuda"
+probe.device_of = lambda model: "cuda"
 net = Queued(8, 8)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 for _ in range(50):

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 from tests.why.planted import PLANTS, RECORDS, recorded, script_of, without_control
 
-from anysize_why.causes import Record, judge
+from anysize_why.causes import judge
 from anysize_why.counting import parse_log
 from anysize_why.counts import counts, counts_json
 from anysize_why.findings import WhyError
 from anysize_why.own_clock import Timed, intervals, shown_by, stages_within, suspects
 from anysize_why.page import page
-from anysize_why.probe import Clock, Options, Probe, _with_evaluation
+from anysize_why.reads import Reads
+from anysize_why.record import Record
+from anysize_why.stages import Clock, with_evaluation
 from anysize_why.why import Watched, before_and_after, describe, watched_json
 
 KEPT = sorted(path.stem for path in RECORDS.glob("*.json"))
@@ -195,7 +197,7 @@ def test_the_seconds_of_a_stage_do_not_hold_those_within_it():
     assert clock.top == "loss"
 
 
-def test_a_read_within_a_read_is_one_and_our_own_time_is_of_no_stage(tmp_path):
+def test_a_read_within_a_read_is_one_and_our_own_time_is_of_no_stage():
     class Value:
         def item(self):
             return 1
@@ -203,21 +205,22 @@ def test_a_read_within_a_read_is_one_and_our_own_time_is_of_no_stage(tmp_path):
         def tolist(self):
             return [self.item(), self.item()]
 
-    probe = Probe(Options(2, 1.0, 0.0, record=-1), tmp_path / "script.py")
-    began = probe.row.began = probe.clock.mark
-    probe._count_sync(Value, "item")
-    probe._count_sync(Value, "tolist")
+    clock = Clock()
+    reads = Reads(clock, lambda: True)
+    began = clock.began
+    reads.wrap(Value, "item")
+    reads.wrap(Value, "tolist")
     assert (Value().tolist(), Value().item()) == ([1, 1], 1)
-    stages, _ = probe.clock.cut()
-    calls, seconds, gaps = probe.row.reads["between steps"]
+    stages, _ = clock.cut()
+    calls, seconds, gaps = reads.of_step["between steps"]
     assert calls == 2
-    assert [(name, stage, calls) for (name, stage, *_), (calls, _) in probe.syncs.items()] == [
+    assert [(name, stage, calls) for (name, stage, *_), (calls, _) in reads.by_line.items()] == [
         ("tolist", "between steps", 1), ("item", "between steps", 1),
     ]  # fmt: skip
-    wall = probe.clock.mark - probe.row.began
+    wall = clock.mark - clock.began
     assert sum(stages.values()) == pytest.approx(wall)
     assert seconds + gaps < wall
-    assert probe.row.began > began  # By what noting the two reads took.
+    assert clock.began > began  # By what noting the two reads took.
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ def test_an_evaluation_takes_what_lies_around_it(order, evaluation):
         (names.get(name, name), float(seconds))
         for name, seconds in (part.split(":") for part in order.split())
     ]
-    sums = _with_evaluation(segments)
+    sums = with_evaluation(segments)
     assert sums["evaluation"] == evaluation
     assert sum(sums.values()) == sum(seconds for _, seconds in segments)
 
