@@ -30,7 +30,7 @@ from anysize_why.record import (
     STAGES,
     Record,
 )
-from anysize_why.waiting import find_waiting, find_workers
+from anysize_why.waiting import find_hang, find_repeats, find_waiting, find_workers
 
 __all__ = ["judge"]
 
@@ -51,7 +51,9 @@ def judge(record: Record) -> Verdict:
     for look in (
         find_sizes,
         find_compiling,
+        find_hang,
         find_waiting,
+        find_repeats,
         find_workers,
         find_lines,
         find_printing,

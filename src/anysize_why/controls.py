@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ import torch
 
 from anysize_why.cores import num_cores
 from anysize_why.counting import count_copies, count_primitives
+from anysize_why.loading import MOST_WORKERS, fetch, repeats_samples, try_workers
+from anysize_why.subject import Subject
+from anysize_why.waiting import num_workers_needed
 
 __all__ = ["run_controls"]
 
@@ -31,15 +35,18 @@ SMALL_BATCH = 8
 LARGER = 4
 """How many times larger a batch is tried."""
 
+WORTH_TRYING = 0.05
+"""Share of a step's time that waits take from which other numbers of workers are tried."""
+
 MAX_COUNTED_SHARE = 0.1
 """Share of the time for controls that one step may take for some more to be counted."""
 
 
-def run_controls(subject: Any, shapes: list[list[int]], budget_s: float) -> dict[str, Any]:
+def run_controls(subject: Subject, shapes: list[list[int]], budget_s: float) -> dict[str, Any]:
     """All controls that apply.
 
     Args:
-        subject: `probe.Subject`: the net and what last went into it.
+        subject: The net and what last went into it.
         shapes: Of the first input at every step.
         budget_s: Seconds in all; a control that has begun takes its fewest rounds.
 
@@ -49,8 +56,10 @@ def run_controls(subject: Any, shapes: list[list[int]], budget_s: float) -> dict
     found: dict[str, Any] = {}
     deadline = time.perf_counter() + budget_s
     with _random_states_kept(), torch.enable_grad():
-        if subject.loader is not None:
-            _attempt(found, "fetch", lambda: _fetch(subject.loader, 0.15 * budget_s))
+        loader = subject.loader
+        if loader is not None:
+            _attempt(found, "fetch", lambda: fetch(loader, 0.15 * budget_s))
+            _attempt(found, "repeats", lambda: repeats_samples(loader))
         if subject.model is None or not (subject.args or subject.kwargs):
             return found
         try:
@@ -62,9 +71,25 @@ def run_controls(subject: Any, shapes: list[list[int]], budget_s: float) -> dict
         for i, (name, control) in enumerate(planned):
             left = (deadline - time.perf_counter()) / (len(planned) - i)
             _attempt(found, name, lambda run=control, left=left: run(max(left, 0.5)))
+        rest_s = subject.step_s - subject.wait_s
+        fetched = (found.get("fetch") or {}).get("seconds")
+        if loader is not None and fetched and subject.wait_s > WORTH_TRYING * subject.step_s:
+            workers = _workers_to_try(found["fetch"], rest_s, int(loader.num_workers))
+            _attempt(
+                found,
+                "workers",
+                lambda: try_workers(loader, workers, replay.as_it_is, 0.25 * budget_s),
+            )
         for name, count in _counted(replay, unseen, budget_s):
             _attempt(found, name, count)
     return found
+
+
+def _workers_to_try(fetched: dict[str, Any], rest_s: float, now: int) -> int:
+    """As many as keep up with the rest of a step; no more than cores where fetching computes."""
+    alone, busy = (statistics.median(fetched[key]) for key in ("seconds", "cpu_s"))
+    most = num_cores() if busy > 0.5 * alone else MOST_WORKERS
+    return max(min(num_workers_needed(alone, rest_s), most), now + 1)
 
 
 class Replay:
@@ -404,23 +429,6 @@ def _limit(replay: Replay, budget_s: float) -> dict[str, Any]:
             if time.perf_counter() > until:
                 break
     return {"flops": counter.get_total_flops(), "most_flops_a_second": best}
-
-
-def _fetch(loader: Any, budget_s: float) -> dict[str, Any] | None:
-    """How long the data set itself takes for a batch, in this thread and nothing beside it."""
-    dataset, batch_size = loader.dataset, loader.batch_size or 1
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        return None
-    chosen = random.Random(0)
-    walls, cpus = [], []
-    until = time.perf_counter() + budget_s
-    while len(walls) < 3 or (time.perf_counter() < until and len(walls) < 20):
-        began, cpu = time.perf_counter(), time.thread_time()
-        samples = [dataset[chosen.randrange(len(dataset))] for _ in range(batch_size)]
-        loader.collate_fn(samples)
-        walls.append(time.perf_counter() - began)
-        cpus.append(time.thread_time() - cpu)
-    return {"seconds": walls, "cpu_s": cpus}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping
 
 from anysize_why.findings import Finding
 from anysize_why.record import (
+    DECODERS,
     Found,
     Record,
     growth_bytes,
     ms,
 )
+from anysize_why.stages import AFTER_BACKWARD, BETWEEN, LOSS
 
 __all__ = ["find_checkpoint", "find_evaluation", "find_lines", "find_memory", "find_printing"]
 
@@ -21,29 +22,11 @@ MIN_SHARE_OWN_LINES = 0.1
 """The same for lines of the script of which nothing more is known."""
 
 
-DECODERS = ("PIL", "cv2", "imageio", "skimage", "torchvision", "tifffile", "rasterio", "matplotlib")
-"""Libraries that read images."""
-
-
 GROWTH_BYTES = 50_000
 """Least growth of memory a step that is worth a word."""
 
 
-def _line_seconds(record: Record) -> dict[tuple[str, int, str, str], float]:
-    """Seconds of each of the script's lines; samples are scaled to the stages, which are exact."""
-    sampled: dict[str, float] = defaultdict(float)
-    for line in record.facts["lines"]:
-        sampled[line["stage"]] += line["seconds"]
-    return {
-        (line["file"], line["line"], line["stage"], line["via"]): line["seconds"]
-        * record.stage_s(line["stage"])
-        / sampled[line["stage"]]
-        for line in record.facts["lines"]
-        if sampled[line["stage"]]
-    }
-
-
-OWN_STAGES = ("between steps", "loss", "after backward")
+OWN_STAGES = (BETWEEN, LOSS, AFTER_BACKWARD)
 
 
 def find_lines(record: Record) -> Found:
@@ -73,11 +56,11 @@ def find_lines(record: Record) -> Found:
         )
     else:
         reads, reading = {}, {}
-    cost = record.stage_s("between steps") - reading.get("between steps", 0.0)
+    cost = record.stage_s(BETWEEN) - reading.get(BETWEEN, 0.0)
     rest = {
         key: value
-        for key, value in _line_seconds(record).items()
-        if key[2] == "between steps" and key[:2] not in reads
+        for key, value in record.seconds_of_lines(BETWEEN).items()
+        if key[:2] not in reads
     }
     return findings + _between(record, rest, cost), []
 
@@ -120,20 +103,16 @@ def _reads(record: Record) -> dict[tuple[str, int], tuple[str, float]]:
 
 
 def _between(
-    record: Record, seconds: Mapping[tuple[str, int, str, str], float], cost: float
+    record: Record, seconds: Mapping[tuple[str, int, str], float], cost: float
 ) -> list[Finding]:
     """What lies between the steps, by the lines that were seen there."""
     if not (seconds and record.matters(cost, MIN_SHARE_OWN_LINES)):
         return []
     sampled = sum(seconds.values())
     seconds = {key: value * cost / sampled for key, value in seconds.items()}
-    by_line: dict[tuple[str, int], float] = defaultdict(float)
-    decoding = 0.0
-    for (file, line, _, via), value in seconds.items():
-        by_line[(file, line)] += value
-        decoding += value * (via.split(".")[0] in DECODERS)
-    worst = sorted(by_line, key=lambda place: -by_line[place])[:3]
-    said = ", ".join(f"{record.where(*place)} {by_line[place]:.2f} s" for place in worst)
+    decoding = sum(s for (_, _, via), s in seconds.items() if via.split(".")[0] in DECODERS)
+    worst = sorted(seconds, key=lambda key: -seconds[key])[:3]
+    said = ", ".join(f"{record.line(*key)} {seconds[key]:.2f} s" for key in worst)
     if decoding > 0.5 * cost:
         cause = "slow decoding in the main thread"
         change = "decode in a DataLoader with num_workers=1 or more, while the net computes"

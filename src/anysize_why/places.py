@@ -12,11 +12,11 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Sampler", "own_place", "own_places", "place_in_dump"]
+__all__ = ["Sampler", "own_place", "own_places", "place_in_dump", "place_in_stack"]
 
 SAMPLE_S = 0.04
 """How often the script's line is looked at."""
@@ -30,11 +30,20 @@ SWITCH_S = 0.0005
 
 def place_in_dump(dumped: str, thread: int) -> tuple[tuple[str, int] | None, str]:
     """The innermost of the script's own lines in a thread's stack, and the library it is in."""
-    via, of_thread = "", False
+    of_thread, lines = False, []
     for line in dumped.splitlines():
         if match := _DUMPED_THREAD.match(line):
             of_thread = int(match[1], 16) == thread
-        elif of_thread and (match := _DUMPED_LINE.match(line)):
+        elif of_thread:
+            lines.append(line)
+    return place_in_stack(lines)
+
+
+def place_in_stack(lines: Sequence[str]) -> tuple[tuple[str, int] | None, str]:
+    """The same of the lines of one stack."""
+    via = ""
+    for line in lines:
+        if match := _DUMPED_LINE.match(line):
             file = match[1]
             if _is_own(file):
                 return (file, int(match[2])), via

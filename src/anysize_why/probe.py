@@ -13,8 +13,10 @@ from __future__ import annotations
 import builtins
 import functools
 import json
+import linecache
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -40,6 +42,7 @@ from anysize_why.subject import (
     num_graphs,
     top_module,
 )
+from anysize_why.workers import LoaderWatch
 
 __all__ = ["Options", "Probe", "main"]
 
@@ -88,6 +91,8 @@ class Probe:
         self.sampler = Sampler(
             self.thread, lambda: None if self.row.counts_syncs else self.clock.top
         )
+        self.watch = LoaderWatch(self._give_up)
+        self.hung: dict[str, Any] = {}
         self.subject = Subject()
         self.num_steps = 0
         self.first_ended = 0.0
@@ -164,9 +169,18 @@ class Probe:
             if not probe.mine():
                 return original(*args, **kwargs)
             clock.enter(stage)
+            waits = stage == "wait for data"
+            if waits:
+                probe.watch.begin(args[0])
             try:
                 return original(*args, **kwargs)
+            except RuntimeError:
+                if probe.hung:  # A worker that hung was ended.
+                    raise StopScript from None
+                raise
             finally:
+                if waits:
+                    probe.watch.end()
                 clock.leave(stage, after)
                 probe.saw(stage, args)
 
@@ -191,6 +205,7 @@ class Probe:
                 "num_workers": int(loader.num_workers),
                 "batch_size": loader.batch_size,
                 "persistent": bool(loader.persistent_workers),
+                "dataset": type(loader.dataset).__name__,
                 "iterations": 0,
             },
         )
@@ -244,14 +259,30 @@ class Probe:
             handle.remove()
         self.reads.unwrap()
         self.sampler.stop()
+        self.watch.stop()
         self.alive = False
         self.write("facts", **self.facts())
         if self.options.controls_s and self.num_steps > 5:
             from anysize_why.controls import run_controls
 
+            rows = max(1, self.num_steps - 1)
+            self.subject.step_s /= rows
+            self.subject.wait_s /= rows
+
             self.write(
                 "controls", **run_controls(self.subject, self.shapes, self.options.controls_s)
             )
+
+    def _give_up(self, hung: dict[str, Any]) -> None:
+        """Called from another thread: a wait does not end. Writes all that is known."""
+        self.hung = hung
+        self.stopping = True
+        if self.num_steps:
+            self._end_row()
+        self.write("hung", **hung)
+        self.write("facts", **self.facts())
+        for worker in hung["workers"]:
+            os.kill(worker["pid"], signal.SIGKILL)
 
     # Rows.
 
@@ -352,6 +383,8 @@ class Probe:
         wall = self.clock.mark - self.clock.began
         if row.num_evaluated:
             stages = with_evaluation(segments)
+        self.subject.step_s += wall
+        self.subject.wait_s += stages.get("wait for data", 0.0)
         if row.shape is not None:
             self.shapes.append(row.shape)
         before, after = row.usage, resource.getrusage(resource.RUSAGE_SELF)
@@ -378,7 +411,10 @@ class Probe:
         import torch
 
         lines = sorted(self.sampler.seconds.items(), key=lambda item: -item[1])[:50]
+        places = {key[:2] for key in self.sampler.seconds} | {key[:2] for key in self.watch.lines}
+        places |= {tuple(w["place"]) for w in self.hung.get("workers", []) if w["place"]}
         return {
+            "texts": {f"{f}:{n}": linecache.getline(f, n).strip()[:80] for f, n in places},
             "num_steps": self.num_steps,
             "seen": dict(self.seen),
             "loaders": list(self.loaders.values()),
@@ -387,6 +423,10 @@ class Probe:
                 for (file, line, stage, via), seconds in lines
             ],
             **self.reads.facts(),
+            "worker_lines": [
+                {"file": file, "line": line, "via": via, "looks": looks}
+                for (file, line, via), looks in self.watch.lines.most_common(20)
+            ],
             "call_lines": self.call_lines,
             "threads": torch.get_num_threads(),
             "cores": num_cores(),

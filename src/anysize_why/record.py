@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from anysize_why.findings import Finding
 
 __all__ = [
+    "DECODERS",
     "MIN_SHARE",
     "STAGES",
     "Found",
@@ -26,6 +28,9 @@ __all__ = [
     "tried",
 ]
 
+
+DECODERS = ("PIL", "cv2", "imageio", "skimage", "torchvision", "tifffile", "rasterio")
+"""Libraries that read images."""
 
 MIN_SHARE = 0.05
 """Share of the wall clock from which a cause is a finding."""
@@ -90,6 +95,35 @@ class Record:
     def where(self, file: str, line: int) -> str:
         """A line of the script in words."""
         return f"{Path(file).name}:{line}"
+
+    def line(self, file: str, line: int, via: str = "") -> str:
+        """The same with its text, and the library that is called there."""
+        text = self.facts.get("texts", {}).get(f"{file}:{line}", "")
+        text = f" `{text}`" if text else ""
+        return f"{self.where(file, line)}{text}{f' (in {via})' if via else ''}"
+
+    def seconds_of_lines(self, *stages: str) -> dict[tuple[str, int, str], float]:
+        """Seconds of each of the script's lines; samples are scaled to the stages, which are exact.
+
+        Args:
+            *stages: In which they were seen.
+
+        Returns:
+            By file, line and the library that was called there.
+        """
+        found: dict[tuple[str, int, str], float] = defaultdict(float)
+        for stage in stages:
+            lines = [line for line in self.facts["lines"] if line["stage"] == stage]
+            sampled = sum(line["seconds"] for line in lines)
+            for line in lines:
+                share = line["seconds"] / sampled if sampled else 0.0
+                found[(line["file"], line["line"], line["via"])] += share * self.stage_s(stage)
+        return dict(found)
+
+    def worst_lines(self, *stages: str) -> list[tuple[str, int, str]]:
+        """The same lines, longest first."""
+        seconds = self.seconds_of_lines(*stages)
+        return sorted(seconds, key=lambda key: -seconds[key])
 
 
 Found = tuple[list[Finding], list[str]]

@@ -29,6 +29,8 @@ class Subject:
     autocast: tuple[str, Any] | None = None
     modes: list[bool] = field(default_factory=list)
     loader: Any = None
+    step_s: float = 0.0
+    wait_s: float = 0.0
 
 
 def is_wrapper(model: Any) -> bool:

@@ -47,7 +47,8 @@ class Watched:
     Attributes:
         script: Its path.
         code: Its own exit code; 0 where it was stopped.
-        ended: "stopped" by us at the end of a step, "by itself", or "killed" as it would not end.
+        ended: "stopped" by us at the end of a step, "by itself", "killed" as it would not end, or
+            "hung" as no batch came.
         first_step_s: From the import of PyTorch to the end of the first step; None without a step.
         record: What was measured.
     """
@@ -157,6 +158,8 @@ def _wait(
 
 def _deadline(kinds: dict[str, float], seconds: float, controls_s: float, began: float) -> float:
     """When the script has had its time, by what it last wrote."""
+    if "hung" in kinds:
+        return kinds["hung"] + GRACE_S
     if "stopped" in kinds:
         return kinds["stopped"] + GRACE_S
     # A control that has begun takes its fewest rounds, whatever its budget.
@@ -177,7 +180,9 @@ def _watched(script: Path, code: int, lines: list[dict[str, Any]], *, killed: bo
         if line["is"] == "step" and "stopping" not in by_kind:
             steps.append(line)
         by_kind.setdefault(line["is"], line)
-    if killed:
+    if "hung" in by_kind:
+        ended, code = "hung", 128 + signal.SIGTERM
+    elif killed:
         ended, code = "killed", 0 if "stopped" in by_kind else 128 + signal.SIGTERM
     elif "stopped" in by_kind:
         ended = "stopped"
@@ -193,7 +198,11 @@ def _watched(script: Path, code: int, lines: list[dict[str, Any]], *, killed: bo
             script=str(path),
             source=path.read_text(encoding="utf-8", errors="replace"),
             steps=steps,
-            facts={**_NOTHING_KNOWN, **by_kind.get("facts", {})},
+            facts={
+                **_NOTHING_KNOWN,
+                **by_kind.get("facts", {}),
+                "hung": by_kind.get("hung", {}),
+            },
             controls=by_kind.get("controls", {}),
         ),
     )
@@ -217,6 +226,8 @@ _NOTHING_KNOWN: dict[str, Any] = {
     "reserved_bytes": 0,
     "reserved_bytes_at_first": 0,
     "device_waits": [],
+    "worker_lines": [],
+    "hung": {},
 }
 """Facts of a script that was killed before it could tell."""
 
@@ -242,6 +253,7 @@ def describe(watched: Watched, found: Verdict) -> str:
         "stopped": "stopped at the end of a step",
         "by itself": f"ended by itself, exit code {watched.code}",
         "killed": "would not end when it was stopped, and was ended",
+        "hung": "no further batch came, and it was ended",
     }[watched.ended]
     first = (
         "" if watched.first_step_s is None else f" The first step ({watched.first_step_s:.1f} s "
