@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.data.files import write_png16, write_tiff
 
 from anysize.config import DataConfig, ModelConfig, OptimConfig, PixelConvention
-from anysize.conversion.convert import Asked, convert
+from anysize.conversion.asked import Asked
+from anysize.conversion.convert import convert
 from anysize.data.samples import (
     Classes,
     Sample,

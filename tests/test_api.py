@@ -27,8 +27,9 @@ SURFACE = {
     "train": "(config, overrides, *, resume, console)",
     "evaluate": "(run, *, data, device, precision, console)",
     "plan": "(sizes, *, geometry, images_per_step, max_pixels_per_step, max_canvases, epochs)",
-    "convert": "(path, out, *, head, prefix, loss, classes, head_relu, output_stride, mean, "
-    "console)",
+    "convert": "(path, out, *, head, prefix, loss, classes, head_relu, output_stride, "
+    "stride_position, dilation_rule, pool_padding, channel_order, pixel_mean, pixel_std, "
+    "max_value, mean, channels, new_channels, console)",
     "Labeller.predict": "(self, image, *, white, max_pixels)",
     "Labeller.probabilities": "(self, image, *, white, max_pixels)",
 }

@@ -22,12 +22,14 @@ from anysize.config import (
     Settings,
     TrainConfig,
 )
-from anysize.conversion.convert import Asked, convert_file
+from anysize.conversion.asked import Asked
+from anysize.conversion.convert import convert_file
 from anysize.data.classes import Classes
 from anysize.device import Precision, select_device
 from anysize.errors import DataError
-from anysize.geometry import NetGeometry, Size
+from anysize.geometry import NetGeometry, PoolPadding, Size
 from anysize.models.build import geometry_of
+from anysize.models.levels import DilationRule, StridePosition
 from anysize.models.weights_file import load_weights, weights_path
 from anysize.onnx.file import open_onnx
 from anysize.planning.canvases import plan_canvases, worthwhile_canvases
@@ -281,7 +283,16 @@ def convert(
     classes: Classes | Path | str | None = None,
     head_relu: bool = False,
     output_stride: Literal[8, 16, 32] | None = None,
+    stride_position: StridePosition | None = None,
+    dilation_rule: DilationRule | None = None,
+    pool_padding: PoolPadding | None = None,
+    channel_order: Literal["RGB", "BGR"] | None = None,
+    pixel_mean: Sequence[float] | None = None,
+    pixel_std: Sequence[float] | None = None,
+    max_value: float | None = None,
     mean: Path | str | None = None,
+    channels: int | None = None,
+    new_channels: Literal["zeros", "mean"] = "zeros",
     console: Console | None = None,
 ) -> Path:
     """Takes over a checkpoint of TF-Slim, Caffe, torchvision or timm.
@@ -295,7 +306,16 @@ def convert(
         classes: Of the head, or a classes.toml; None numbers them.
         head_relu: The head ends with a ReLU.
         output_stride: That the net was trained at.
+        stride_position: As in `[model]`, where the file does not say it; None is its system's.
+        dilation_rule: Likewise.
+        pool_padding: Likewise.
+        channel_order: As in `[pixels]`, of the net's training; None is its system's.
+        pixel_mean: Likewise, a number for each channel.
+        pixel_std: Likewise.
+        max_value: Likewise.
         mean: Caffe's mean image, `.binaryproto`.
+        channels: More channels for the first convolution than the file's 3.
+        new_channels: What it starts with for them: "zeros", or the "mean" of the other weights.
         console: Told what was found and taken.
 
     Returns:
@@ -311,7 +331,16 @@ def convert(
         classes=classes,
         head_relu=head_relu,
         output_stride=output_stride,
+        stride_position=stride_position,
+        dilation_rule=dilation_rule,
+        pool_padding=pool_padding,
+        channel_order=channel_order,
+        pixel_mean=None if pixel_mean is None else tuple(pixel_mean),
+        pixel_std=None if pixel_std is None else tuple(pixel_std),
+        max_value=max_value,
         mean=mean,
+        channels=channels,
+        new_channels=new_channels,
     )
     target = None if out is None else Path(out)
     return convert_file(Path(path), target, asked, _or_quiet(console))

@@ -12,8 +12,10 @@ from tests.parity.reference import Reference
 from tests.parity.test_exact_canvases import mosaic
 
 from anysize.config import PixelConvention
+from anysize.conversion.asked import Asked
 from anysize.conversion.caffe import MEAN_PIXEL, convert_layers, read_caffe
 from anysize.conversion.caffemodel import read_caffemodel
+from anysize.conversion.convert import convert
 from anysize.conversion.foreign import model_config
 from anysize.data.loader import normalise
 from anysize.errors import WeightsError
@@ -163,6 +165,22 @@ def test_variants_of_the_net_are_taken_exactly(tmp_path, options):
     assert foreign.config.stride_position == first
     rule = "new" if options.get("dilate_first", True) else "previous"
     assert foreign.config.dilation_rule == rule
+
+
+def test_what_the_file_states_cannot_be_given_otherwise(tmp_path):
+    path = save(tmp_path, caffe_net.resnet(output_stride=16))
+    assert read_caffe(path).stated == {
+        "pool_padding", "stride_position", "dilation_rule", "output_stride"
+    }  # fmt: skip
+    file, _ = convert(path, Asked(head="none", stride_position="first_1x1"))
+    assert file.config.stride_position == "first_1x1"
+    with pytest.raises(WeightsError, match=r"--stride-position is first_3x3, but .* says first_1"):
+        convert(path, Asked(head="none", stride_position="first_3x3"))
+    path = save(tmp_path, caffe_net.resnet())
+    assert "dilation_rule" not in read_caffe(path).stated
+    file, foreign = convert(path, Asked(head="none", dilation_rule="previous"))
+    assert file.config.dilation_rule == "previous"
+    assert "--channel-order BGR" in foreign.notes[0]
 
 
 def test_a_v1_file_with_merged_norms_is_taken_exactly(tmp_path):

@@ -1,5 +1,6 @@
 """What holds for every system; the systems' own names and layouts have tests of their own."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,16 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
+import anysize
 from anysize.config import ModelConfig, PixelConvention
 from anysize.conversion import convert as module
-from anysize.conversion.convert import Asked, convert, describe
+from anysize.conversion.asked import Asked
+from anysize.conversion.convert import convert, describe
 from anysize.conversion.foreign import Foreign
 from anysize.data.samples import Classes
-from anysize.errors import WeightsError
+from anysize.errors import AnysizeError, WeightsError
+from anysize.geometry import Size, single
 from anysize.models.build import build_model
-from anysize.models.weights_file import load_weights, read_weights_file, write_weights_file
+from anysize.models.weights_file import (
+    load_tensors,
+    load_weights,
+    read_weights_file,
+    write_weights_file,
+)
 
 CONFIG = ModelConfig(units=(1, 1, 2, 1), base_depth=4, pool_padding="torchvision")
 PARTS = {
@@ -188,6 +198,92 @@ def test_the_command_takes_the_net_that_the_prefix_names(tmp_path):
     out.unlink()
     assert command(path, "-o", out, "--prefix", "state_dict_ema").returncode == 0
     assert torch.equal(read_weights_file(out).tensors["body.conv1.weights"], stem + 1)
+
+
+RULES = ("--stride-position", "first_1x1", "--dilation-rule", "new", "--pool-padding", "caffe")
+PIXELS = ("--channel-order", "BGR", "--pixel-mean", "3,2,1", "--pixel-std", "1,1,2")
+
+
+def test_what_a_file_cannot_tell_is_assumed_and_said_or_given_by_options(checkpoint, tmp_path):
+    out = tmp_path / "w.safetensors"
+    done = command(checkpoint, "-o", out)
+    assert (
+        "assumed: --stride-position first_3x3, --dilation-rule previous, --pool-padding "
+        "torchvision, --channel-order RGB, --pixel-mean 0.485,0.456,0.406, --pixel-std "
+        "0.229,0.224,0.225, --max-value 1.0."
+    ) in done.stdout
+    assert "resnetblur50" in done.stdout
+    out.unlink()
+    done = command(checkpoint, "-o", out, *RULES, *PIXELS, "--max-value", 255)
+    assert done.returncode == 0, done.stderr
+    assert "assumed" not in done.stdout
+    file = read_weights_file(out)
+    rules = (file.config.stride_position, file.config.dilation_rule, file.config.pool_padding)
+    assert rules == ("first_1x1", "new", "caffe")
+    pixels = {"mean": (3.0, 2.0, 1.0), "std": (1.0, 1.0, 2.0), "max_value": 255.0}
+    assert file.pixels == PixelConvention(channel_order="BGR", **pixels)
+    for name, tensor in body().items():
+        assert torch.equal(file.tensors[name], tensor)
+
+
+def test_rules_change_what_the_net_computes_and_the_api_takes_them_too(checkpoint, tmp_path):
+    image = torch.rand(1, 3, 64, 64, dtype=torch.float64)
+
+    def features(name, **options):
+        file = read_weights_file(anysize.convert(checkpoint, tmp_path / name, **options))
+        model = build_model(dataclasses.replace(file.config, output_stride=8), 1).double().eval()
+        net = model.body
+        load_tensors(net, {n.removeprefix("body."): t for n, t in file.tensors.items()}, name)
+        with torch.no_grad():
+            return net(image, single(Size(64, 64), model.geometry))
+
+    plain = features("a.safetensors")
+    assert torch.equal(plain, features("b.safetensors", stride_position="first_3x3"))
+    for i, (key, value) in enumerate(
+        {"stride_position": "first_1x1", "dilation_rule": "new", "pool_padding": "same"}.items()
+    ):
+        assert not torch.allclose(plain, features(f"{i}.safetensors", **{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        (Asked(pixel_mean=(1.0, 2.0)), "must be three numbers"),
+        (Asked(pixel_std=(1.0, 0.0, 1.0)), "must be above 0"),
+        (Asked(max_value=float("nan")), "must be above 0"),
+        (Asked(stride_position="last_3x3"), "first_3x3"),
+        (Asked(channels=3), "must be 4 to 64"),
+        (Asked(channels=5, pixel_mean=(1.0,) * 4), "must be three numbers"),
+        (Asked(mean="m", pixel_mean=(1.0, 1.0, 1.0)), "--mean"),
+    ],
+)
+def test_rules_and_pixels_that_make_no_sense_are_refused(checkpoint, asked, what):
+    with pytest.raises(AnysizeError, match=what):
+        convert(checkpoint, asked)
+
+
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+def test_a_first_convolution_for_more_channels_starts_as_that_of_three(checkpoint, order):
+    channels = Asked(channels=5, channel_order=order, pixel_mean=(0.1, 0.2, 0.3))
+    three, _ = convert(checkpoint, dataclasses.replace(channels, channels=None))
+    five, found = convert(checkpoint, channels)
+    assert (five.config.num_channels, five.pixels.channel_order) == (5, "RGB")
+    assert "5 channels" in describe(found)
+    assert "start with zeros" in describe(found)
+    rgb, more = torch.rand(1, 3, 9, 9), torch.rand(1, 2, 9, 9)
+
+    def stem(file, pixels):
+        mean, std = (torch.tensor(v)[:, None, None] for v in (file.pixels.mean, file.pixels.std))
+        return F.conv2d((pixels - mean) / std, file.tensors["body.conv1.weights"])
+
+    expected = stem(three, rgb.flip(1) if order == "BGR" else rgb)
+    assert torch.allclose(stem(five, torch.cat([rgb, more], 1)), expected, atol=1e-5)
+    averaged, _ = convert(checkpoint, dataclasses.replace(channels, new_channels="mean"))
+    weights = averaged.tensors["body.conv1.weights"]
+    assert torch.allclose(weights[:, 3:], weights[:, :3].mean(1, keepdim=True).expand(-1, 2, 7, 7))
+    assert not torch.allclose(stem(averaged, torch.cat([rgb, more], 1)), expected, atol=1e-2)
+    four, _ = convert(checkpoint, Asked(channels=4, pixel_mean=(1.0, 2.0, 3.0, 4.0)))
+    assert four.pixels.mean == (1.0, 2.0, 3.0, 4.0)
 
 
 def test_options_for_a_head_are_refused_where_there_is_none(checkpoint):

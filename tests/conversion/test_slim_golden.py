@@ -17,7 +17,8 @@ from parity.ours import (
     with_one_kernel_transposed,
 )
 
-from anysize.conversion.convert import Asked, convert
+from anysize.conversion.asked import Asked
+from anysize.conversion.convert import convert
 from anysize.geometry import Size, single
 from anysize.models.weights_file import load_weights, write_weights_file
 

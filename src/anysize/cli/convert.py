@@ -25,6 +25,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "anysize convert resnet_v1_101.ckpt -o resnet_v1_101.safetensors",
         "anysize convert fcn.ckpt-20000 -o fcn.safetensors --loss sigmoid --classes classes.toml",
         "anysize convert ResNet-50-model.caffemodel -o W.safetensors --mean mean.binaryproto",
+        "anysize convert resnet50.pth -o rgb_and_infrared.safetensors --channels 4",
     )
     convert.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
     convert.add_argument("-o", "--out", type=Path, required=True, help="weights file to write")
@@ -53,7 +54,41 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="that the net was trained at (default: the file's where it says one, else 16)",
     )
     convert.add_argument(
+        "--stride-position",
+        choices=("last_3x3", "first_3x3", "first_1x1"),
+        help="where the stride of a block is: TF-Slim's, torchvision's and Caffe's place",
+    )
+    convert.add_argument(
+        "--dilation-rule",
+        choices=("new", "previous"),
+        help="rate of the first unit of a dilated block: the block's, or that of the block before",
+    )
+    convert.add_argument(
+        "--pool-padding",
+        choices=("same", "torchvision", "caffe"),
+        help="padding of the first pooling",
+    )
+    convert.add_argument(
+        "--channel-order", choices=("RGB", "BGR"), help="of the pixels that the net was trained on"
+    )
+    convert.add_argument(
+        "--pixel-mean", type=numbers, metavar="A,B,C", help="subtracted from them, by channel"
+    )
+    convert.add_argument(
+        "--pixel-std", type=numbers, metavar="A,B,C", help="what they are then divided by"
+    )
+    convert.add_argument("--max-value", type=float, help="value of white in them: 255, or 1")
+    convert.add_argument(
         "--mean", type=Path, metavar="F", help="mean image of a .caffemodel (.binaryproto)"
+    )
+    convert.add_argument(
+        "--channels", type=int, metavar="N", help="make the first convolution one for N channels"
+    )
+    convert.add_argument(
+        "--new-channels",
+        choices=("zeros", "mean"),
+        default="zeros",
+        help="what it starts with for channels after the third; mean: of the weights of the three",
     )
 
     export = verb(
@@ -74,8 +109,14 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     trust_option(export)
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """`103.9,116.8,123.7`, one for each channel."""
+    return tuple(float(part) for part in text.split(","))
+
+
 def _convert(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.conversion.convert import Asked, convert_file
+    from anysize.conversion.asked import Asked
+    from anysize.conversion.convert import convert_file
 
     asked = Asked(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(Asked)})
     convert_file(parsed.checkpoint, parsed.out, asked, console)

@@ -69,7 +69,7 @@ def read_caffe(path: Path, *, mean: Path | None = None, head: str = "") -> Forei
         channel_order="BGR", mean=read_mean(mean) if mean is not None else MEAN_PIXEL
     )
     body = _find_body(layers, str(path))
-    rules, output_stride = _rules(body, layers, str(path))
+    rules, output_stride, stated = _rules(body, layers, str(path))
     tensors, taken, left_out = convert_layers(layers, str(path), head=head)
     rest = [
         n for layer in layers for n in _blob_names(layer) if n not in taken and n not in left_out
@@ -89,6 +89,7 @@ def read_caffe(path: Path, *, mean: Path | None = None, head: str = "") -> Forei
         left_out=left_out,
         unknown=tuple(n for n in rest if of_body.match(n)),
         beside=tuple(n for n in rest if not of_body.match(n)),
+        stated=stated,
     )
 
 
@@ -331,9 +332,14 @@ def _vector(layer: Layer, index: int, num: int, source: str) -> Array64:
     return blob.reshape(num).astype(np.float64)
 
 
-def _rules(body: _Body, layers: Sequence[Layer], source: str) -> tuple[dict[str, str], int]:
-    """The rules that strides, paddings and dilations of the file follow, and its output stride."""
-    _check_pool(layers, source)
+def _rules(
+    body: _Body, layers: Sequence[Layer], source: str
+) -> tuple[dict[str, str], int, frozenset[str]]:
+    """The rules that strides, paddings and dilations of the file follow, and its output stride.
+
+    Also returns which of them the file states; the others are those of its names.
+    """
+    stated_rules = {"pool_padding"} if _check_pool(layers, source) else set[str]()
     rules = {
         "pool_padding": "caffe",
         "stride_position": "first_1x1",
@@ -341,7 +347,7 @@ def _rules(body: _Body, layers: Sequence[Layer], source: str) -> tuple[dict[str,
     }
     windows = {n: layer.window for n, layer in body.convolutions.items()}
     if any(w is None or 0 in w.kernel for w in windows.values()):
-        return rules, 32  # The file states weights only; these are the rules of its names.
+        return rules, 32, frozenset(stated_rules)  # It states weights only.
     stated = {n: w for n, w in windows.items() if w is not None}
     strides = [_block_strides(body, stated, block, source) for block in range(4)]
     if strides[0] != (1, 1) or stated["body.conv1"].stride != (2, 2):
@@ -355,7 +361,7 @@ def _rules(body: _Body, layers: Sequence[Layer], source: str) -> tuple[dict[str,
         raise WeightsError(
             f"{source} has the stride of some blocks in branch2a and of others in branch2b."
         )
-    rules["stride_position"] = positions.pop() if positions else "first_1x1"
+    rules["stride_position"] = next(iter(positions), "first_1x1")
     totals = [first * second for first, second in strides]
     output_stride = 4 * int(np.prod(totals))
     if output_stride < 8 or totals[1:] != sorted(totals[1:], reverse=True):
@@ -364,7 +370,10 @@ def _rules(body: _Body, layers: Sequence[Layer], source: str) -> tuple[dict[str,
             "last block backwards, down to an output stride of 8."
         )
     rules["dilation_rule"] = _dilation_rule(body, stated, totals, source)
-    return rules, output_stride
+    stated_rules |= {"output_stride"}
+    stated_rules |= {"stride_position"} if positions else set()
+    stated_rules |= {"dilation_rule"} if output_stride < 32 else set()
+    return rules, output_stride, frozenset(stated_rules)
 
 
 def _block_strides(
@@ -423,16 +432,18 @@ def _dilation_rule(
     return rule
 
 
-def _check_pool(layers: Sequence[Layer], source: str) -> None:
+def _check_pool(layers: Sequence[Layer], source: str) -> bool:
+    """Whether the file states its pooling, which must then be Caffe's."""
     pool = next((layer for layer in layers if layer.name == "pool1"), None)
     if pool is None or pool.window is None:
-        return
+        return False
     if pool.window != Window((3, 3), (2, 2), (0, 0), pool="max"):
         raise WeightsError(
             f"{source}: pool1 is {pool.window.pool} pooling of {pool.window.kernel}, stride "
             f"{pool.window.stride}, padding {pool.window.pad}; KaimingHe's nets have a maximum "
             "over 3x3, stride 2, no padding, and Anysize has no other one of Caffe's."
         )
+    return True
 
 
 def _find_head(

@@ -11,14 +11,13 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from rich.console import Console
 
-from anysize.config import LABELS_OF, UNITS, LabelKind, LossKind
+from anysize.config import LABELS_OF, UNITS, LabelKind
+from anysize.conversion.asked import Asked, as_asked
 from anysize.conversion.caffe import read_caffe
 from anysize.conversion.caffemodel import is_caffemodel
 from anysize.conversion.foreign import NO_HEAD, Foreign
@@ -40,30 +39,6 @@ _listed = functools.partial(first_names, most=8)
 
 MOST_CLASSES = 255
 """Values of a uint8 mask, less the one to ignore."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is asked of a conversion; the names are those of the command's options.
-
-    Attributes:
-        head: Of several heads, the one to take; "none" takes the body only.
-        prefix: Of several nets, what the names of the one to take begin with.
-        loss: How the head's logits are meant; must be given where a head is taken.
-        classes: Of the head, or a classes.toml; None numbers them.
-        head_relu: The head ends with a ReLU.
-        output_stride: That the net was trained at; None is that of the file where it says one
-            (Caffe's do), else 16.
-        mean: Caffe's mean image, `.binaryproto`.
-    """
-
-    head: str = ""
-    prefix: str = ""
-    loss: LossKind | None = None
-    classes: Classes | Path | str | None = None
-    head_relu: bool = False
-    output_stride: Literal[8, 16, 32] | None = None
-    mean: Path | str | None = None
 
 
 NOTHING = Asked()
@@ -132,12 +107,9 @@ def convert(path: Path, asked: Asked = NOTHING) -> tuple[WeightsFile, Foreign]:
             f"No head is taken from {path} ({foreign.source}), so there is nothing for "
             "--loss, --classes and --head-relu to say. Leave them out."
         )
+    foreign = as_asked(path, foreign, asked)
     file = WeightsFile(
-        config=dataclasses.replace(
-            foreign.config,
-            head_relu=asked.head_relu,
-            output_stride=asked.output_stride or foreign.config.output_stride,
-        ),
+        config=foreign.config,
         pixels=foreign.pixels,
         classes=classes,
         kind=kind,

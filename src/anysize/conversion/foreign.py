@@ -40,6 +40,7 @@ class Foreign:
             a changed one. A conversion fails on them.
         beside: Names outside the body that nothing is known of, such as those of a foreign head;
             left out where the body alone is asked for, else a conversion fails on them.
+        stated: Keys of `config` that the file itself decides; the others are its system's.
         notes: What people should know of such a file, a sentence each.
     """
 
@@ -51,6 +52,7 @@ class Foreign:
     left_out: Mapping[str, str]
     unknown: tuple[str, ...]
     beside: tuple[str, ...] = ()
+    stated: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
 
