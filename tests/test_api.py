@@ -23,7 +23,7 @@ from anysize.models.weights_file import Weights, save_weights
 from anysize.predict.tiles import predict_image
 
 SURFACE = {
-    "load": "(path, *, device, precision)",
+    "load": "(path, *, device, precision, trust_net)",
     "train": "(config, overrides, *, resume, console)",
     "evaluate": "(run, *, data, device, precision, console)",
     "plan": "(sizes, *, geometry, images_per_step, max_pixels_per_step, max_canvases, epochs)",

@@ -1,7 +1,11 @@
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -74,6 +78,31 @@ def test_a_missing_damaged_or_foreign_file_is_refused_by_name(tmp_path):
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(WeightsError, match="taken over with `anysize convert`"):
         load_weights(path, CPU)
+
+
+@pytest.mark.parametrize("verb", ["export", "predict", "convert"])
+def test_a_checkpoint_of_a_run_is_called_so_and_the_weights_are_named(tmp_path, verb):
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004.safetensors"
+    checkpoint.parent.mkdir(parents=True)
+    save_file({"x": torch.zeros(1)}, checkpoint, {"format": "anysize-state-2"})
+    image = tmp_path / "photo.png"
+    Image.new("RGB", (8, 8)).save(image)
+    arguments = {
+        "export": [checkpoint, "-o", tmp_path / "m.onnx"],
+        "predict": [checkpoint, image, "-o", tmp_path / "out"],
+        "convert": [checkpoint, "-o", tmp_path / "w.safetensors"],
+    }[verb]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("anysize"), verb, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "is a checkpoint of a run" in said
+    assert str(tmp_path / "run" / "weights.safetensors") in said
+    assert "taken over with" not in said
 
 
 def test_every_tensor_is_accounted_for(tmp_path):

@@ -29,9 +29,11 @@ from anysize.conversion.torchvision import foreign_from_torchvision
 from anysize.data.classes import Classes, read_classes
 from anysize.errors import ConfigError, WeightsError, first_names
 from anysize.models.weights_file import (
+    WEIGHTS_FORMAT,
     WeightsFile,
     expected_tensors,
     is_ours,
+    read_metadata,
     write_weights_file,
 )
 
@@ -155,6 +157,7 @@ def _parts(names: Sequence[str]) -> list[str]:
 def _read(path: Path, asked: Asked) -> Foreign:
     head = asked.head
     if is_ours(path):
+        read_metadata(path, WEIGHTS_FORMAT)
         raise WeightsError(f"{path} is a weights file of Anysize already. Use it as it is.")
     if is_tf_checkpoint(path):
         foreign = read_slim(path, head=head, prefix=asked.prefix)

@@ -334,11 +334,26 @@ def read_metadata(path: Path, expected_format: str) -> dict[str, str]:
         ) from None
     found = str(metadata.get("format"))[:40]
     if found != expected_format:
-        raise WeightsError(
-            f"{path} is of format {found!r}, not {expected_format!r}. Weights of "
-            "other systems are taken over with `anysize convert`."
-        )
+        raise WeightsError(_of_another_format(path, found, expected_format))
     return metadata
+
+
+def _of_another_format(path: Path, found: str, expected: str) -> str:
+    if found.startswith("anysize-state-") and expected == WEIGHTS_FORMAT:
+        run = path.absolute().parent.parent
+        return (
+            f"{path} is a checkpoint of a run, for `anysize train --resume` only. Give the run "
+            f"folder, or the weights in it: {run / 'weights.safetensors'}."
+        )
+    if found.startswith("anysize-"):
+        return (
+            f"{path} is of format {found!r}, but {expected!r} is needed: it is another kind of "
+            "file, or of another version of Anysize."
+        )
+    return (
+        f"{path} was not written by Anysize. Weights of other systems are taken over with `anysize "
+        "convert`."
+    )
 
 
 def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
