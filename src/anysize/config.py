@@ -18,22 +18,33 @@ from anysize.errors import ConfigError
 from anysize.geometry import LossAt, NetGeometry, PoolPadding
 from anysize.tables import Count, Index, NotNegative, Positive, Share, Within, from_table
 
-LabelKind = Literal["multiclass", "multilabel"]
-"""What the labels of a pixel are: one class, or any number of them."""
+LabelKind = Literal["multiclass", "multilabel", "joints"]
+"""What labels are: one class per pixel, any number of them, or joints of people or animals."""
 
-LossKind = Literal["softmax", "sigmoid"]
-LABELS_OF: Mapping[LossKind, LabelKind] = {"softmax": "multiclass", "sigmoid": "multilabel"}
+LossKind = Literal["softmax", "sigmoid", "pose"]
+LABELS_OF: Mapping[LossKind, LabelKind] = {
+    "softmax": "multiclass",
+    "sigmoid": "multilabel",
+    "pose": "joints",
+}
 """The losses that `loss.kind` names, and the labels that each takes.
 
 `training.losses.build_loss` builds the loss; the labels decide how masks are read, how logits
 become labels and which metric counts (`predict.metrics`).
 """
 
+PartMaps = Literal["discs", "gaussians"]
 FolderLayout = Literal["anysize", "voc", "cityscapes", "ultralytics"]
-MaskKind = Literal["index", "colours", "binary", "folders", "stack", "labelme", "coco", "polygons"]
+MaskKind = Literal[
+    "index", "colours", "binary", "folders", "stack", "labelme", "coco", "polygons", "joints"
+]
 
 UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Units a block of resnet_v1, by depth. Source: tf_slim nets/resnet_v1.py."""
+
+
+INTERMEDIATE_UNIT = 12
+"""Of block 3: what `model.intermediate` has its head on. Source: pose-tensorflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +159,10 @@ class ModelConfig:
             otherwise; for weights that were trained so.
         loss_at: "grid": at the logits' grid, half the output stride. "full": at full resolution.
         activation_checkpointing: Recompute each unit in the backward pass: less memory, more time.
+        part_maps: What a net of joints is trained to show: "discs", by sigmoid cross-entropy, or
+            "gaussians", by squared error; see `anysize.data.joints`.
+        intermediate: A net of joints has another head for part maps on unit 12 of block 3, which
+            helps in training and is not used afterwards.
     """
 
     net: str = ""
@@ -163,8 +178,10 @@ class ModelConfig:
     norm: Literal["frozen", "trained"] = "frozen"
     norm_decay: Annotated[float, Within(0, 0.999999)] = 0.997
     head_relu: bool = False
-    loss_at: LossAt = "grid"
+    loss_at: Literal["grid", "full"] = "grid"
     activation_checkpointing: bool = False
+    part_maps: PartMaps = "discs"
+    intermediate: bool = False
 
 
 UpToOne = Annotated[float, Within(0, 1)]
@@ -175,23 +192,28 @@ class LossConfig:
     """`[loss]`.
 
     Attributes:
-        kind: "softmax": one class per pixel. "sigmoid": any number of classes.
-        class_weights: One weight per class, in the order of `classes.toml`; empty weighs all the
-            same. "auto" takes them from the training masks (median frequency), and writes them into
-            the run.
+        kind: "softmax": one class per pixel. "sigmoid": any number of classes. "pose": joints of
+            people or animals, by part maps and locations.
+        class_weights: One weight per class, in the order of `classes.toml`, or per joint; empty
+            weighs all the same. "auto" takes them from the training masks (median frequency), and
+            writes them into the run.
         focal_gamma: Above 0, the focal loss: what is already right counts less, by
             `(1 - p) ** focal_gamma`; 2 is usual.
         dice_share: Share of the Dice loss: 0.5 mixes both in equal parts, 1 is Dice alone.
+        radius: Pixels around a joint that "pose" calls the joint, before `[augment]` scales them.
+        location_weight: Of the locations of "pose", beside part maps of weight 1.
     """
 
     kind: LossKind = "softmax"
     class_weights: tuple[NotNegative, ...] | Literal["auto"] = ()
     focal_gamma: Annotated[float, Within(0, 10)] = 0.0
     dice_share: UpToOne = 0.0
+    radius: Annotated[float, Within(1, 200)] = 17.0
+    location_weight: NotNegative = 0.05
 
     @property
     def labels(self) -> LabelKind:
-        """What the labels of a pixel are."""
+        """What labels are."""
         return LABELS_OF[self.kind]
 
 
@@ -294,6 +316,11 @@ class RunConfig:
     pixels: PixelConvention = field(default_factory=PixelConvention)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    @property
+    def loss_at(self) -> LossAt:
+        """Where labels lie; those of joints at all cells of the logits."""
+        return "cells" if self.loss.labels == "joints" else self.model.loss_at
 
 
 Settings: TypeAlias = Path | Mapping[str, Mapping[str, Any]]
@@ -403,7 +430,7 @@ def _fill_in(table: dict[str, Any], section: str, values: Mapping[str, Any]) -> 
             given.setdefault(key, as_list)
 
 
-OF_ANY_NET = ("net", "arguments", "num_channels", "norm", "loss_at")
+OF_ANY_NET = ("net", "arguments", "num_channels", "norm", "loss_at", "part_maps")
 """Keys of `[model]` that are not of the ResNets only."""
 
 
@@ -446,10 +473,39 @@ def check_model(model: ModelConfig, source: str) -> None:
             f'`model.dilation_rule` "previous" goes with a stride in the first unit ({source}). '
             'Set `model.stride_position` to "first_3x3", as torchvision has it.'
         )
+    units = model.units or UNITS[model.depth]
+    if model.intermediate and (units[2] < INTERMEDIATE_UNIT or model.output_stride == 32):
+        raise ConfigError(
+            f"`model.intermediate` is a head on unit {INTERMEDIATE_UNIT} of block 3, but block 3 "
+            f"has {units[2]} units and the output stride is {model.output_stride} ({source}). Use "
+            "a net of depth 101 and an output stride of 8 or 16, or leave it out."
+        )
+
+
+def _check_pose(config: RunConfig, source: str) -> None:
+    is_pose = config.loss.labels == "joints"
+    wanted = {"model.part_maps": "discs", "model.intermediate": False}
+    if is_pose:
+        wanted = {"model.loss_at": "grid", "model.head_relu": False}
+        wanted |= {"loss.focal_gamma": 0.0, "loss.dice_share": 0.0}
+    for key, value in wanted.items():
+        section, _, name = key.partition(".")
+        if (found := getattr(getattr(config, section), name)) != value:
+            goes = "does not go" if is_pose else "goes only"
+            raise ConfigError(
+                f'`{key}` is {found!r}, which {goes} with loss.kind "pose" ({source}). Leave it '
+                "out."
+            )
+    if is_pose and config.loss.class_weights == "auto":
+        raise ConfigError(
+            f'`loss.class_weights` "auto" counts pixels of masks, and joints have none ({source}). '
+            "Give one weight per joint, or leave it out."
+        )
 
 
 def _check_together(config: RunConfig, source: str) -> None:
     check_model(config.model, source)
+    _check_pose(config, source)
     weights = config.loss.class_weights
     if weights and not any(weights):
         raise ConfigError(

@@ -22,6 +22,7 @@ FaultKind = Literal[
     "colours",
     "shapes",
     "labels",
+    "joints",
 ]
 """unreadable: missing, damaged, truncated, too large, or of a format that is not read.
 unpaired: an image without its mask, or the reverse. same_stem: two files with one stem.
@@ -29,7 +30,8 @@ stray: a folder that is no class. size: a mask of another size than its image.
 rotated: a mask that was made of the image as it is stored, before its EXIF orientation is applied.
 encoding: readable, but not stored as asked for. values: ids that are no classes.
 binary: 0 and 255 where 0 and 1 are meant. colours: colours that are no class's.
-shapes: a polygon or run-length code that is invalid. labels: a name that is not a class."""
+shapes: a polygon or run-length code that is invalid. labels: a name that is not a class.
+joints: a line of joints that is no joint, or gives one twice."""
 
 MOST_LISTED = 10
 """Faults that a message lists; it counts the others."""

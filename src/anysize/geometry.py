@@ -26,7 +26,7 @@ from anysize.errors import ShapeError
 from anysize.tables import Count, Index
 
 PoolPadding = Literal["same", "caffe", "torchvision"]
-LossAt = Literal["grid", "full"]
+LossAt = Literal["grid", "full", "cells"]
 
 NO_ROOM = 1 << 24
 """Pixels; more than any canvas has. A step this wide lets nothing lie beside an image."""
@@ -434,12 +434,12 @@ def _strip(slot: int, top: int, bottom: int, columns: tuple[int, int]) -> Rect:
 
 
 def target_canvas(canvas: Canvas, geometry: NetGeometry, loss_at: LossAt) -> Canvas:
-    """The canvas that labels lie on: the logits' grid ("grid"), or full resolution ("full").
+    """The canvas that labels lie on: the logits' ("grid", "cells"), or full resolution ("full").
 
     At full resolution it covers whole coarsest cells, so it may be larger than the image's canvas.
     """
     cells = geometry.canvas_cells(canvas)
-    scale = geometry.logits_per_cell if loss_at == "grid" else geometry.output_stride
+    scale = geometry.output_stride if loss_at == "full" else geometry.logits_per_cell
     return Canvas(canvas.slots, cells.height * scale, cells.width * scale)
 
 
@@ -451,6 +451,7 @@ def target_rect(placement: Placement, geometry: NetGeometry, loss_at: LossAt) ->
     "grid": the cells `i` whose first pixel `i * head_stride` is in the image. Each is labelled by
     the pixel at its centre `i * head_stride + head_stride // 2`, or by the last pixel where the
     image ends before it (`grid_centres`).
+    "cells": all cells of the image's logits, also those that begin behind its end.
     """
     coarse = coarse_rect(placement, geometry)
     if loss_at == "full":
@@ -462,13 +463,12 @@ def target_rect(placement: Placement, geometry: NetGeometry, loss_at: LossAt) ->
             placement.height,
             placement.width,
         )
-    return Rect(
-        placement.slot,
-        coarse.top * geometry.logits_per_cell,
-        coarse.left * geometry.logits_per_cell,
-        len(grid_centres(placement.height, geometry)),
-        len(grid_centres(placement.width, geometry)),
-    )
+    scale, (height, width) = geometry.logits_per_cell, placement.size
+    if loss_at == "cells":
+        extents = geometry.logits_extent(height), geometry.logits_extent(width)
+    else:
+        extents = len(grid_centres(height, geometry)), len(grid_centres(width, geometry))
+    return Rect(placement.slot, coarse.top * scale, coarse.left * scale, *extents)
 
 
 def num_cells(layout: Layout, geometry: NetGeometry) -> int:
@@ -478,17 +478,7 @@ def num_cells(layout: Layout, geometry: NetGeometry) -> int:
 
 def logits_rects(layout: Layout, geometry: NetGeometry) -> list[Rect]:
     """The cells of each image's logits, on the canvas's logits."""
-    scale = geometry.logits_per_cell
-    return [
-        Rect(
-            p.slot,
-            p.top // geometry.output_stride * scale,
-            p.left // geometry.output_stride * scale,
-            geometry.logits_extent(p.height),
-            geometry.logits_extent(p.width),
-        )
-        for p in layout.placements
-    ]
+    return [target_rect(p, geometry, "cells") for p in layout.placements]
 
 
 def grid_centres(extent: int, geometry: NetGeometry) -> list[int]:

@@ -38,7 +38,7 @@ from anysize.training.events import read_events
 COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
 """Okabe and Ito's, without black, which is for the mean."""
 
-_SCORE_NAMES = {"iou": "IoU", "average_precision": "AP"}
+_SCORE_NAMES = {"iou": "IoU", "average_precision": "AP", "pck": "PCK@0.1 of the box"}
 
 NUM_NAMED_CLASSES = 7
 """With more classes than this, their curves are grey and only the mean has a name."""

@@ -126,14 +126,14 @@ def test_fine_tuning_takes_the_head_whole_for_the_same_classes(tmp_path):
     given = tiny(seed=1)
     save_weights(path, weights_of(given))
     model = tiny(seed=2)
-    pixels, said = start_from(model, path, CONFIG, CLASSES)
+    pixels, said = start_from(model, path, CONFIG, CLASSES, "multiclass")
     assert pixels.channel_order == "BGR"
     assert "body and head" in said
     assert torch.equal(model.head.weights, given.head.weights)
     model = tiny(seed=2, num_classes=3)
     others = Classes(names=("c", "d", "e"), colours=((0, 0, 0),) * 3, ignore_index=255)
     head = model.head.weights.detach().clone()
-    _, said = start_from(model, path, CONFIG, others)
+    _, said = start_from(model, path, CONFIG, others, "multiclass")
     assert "the head starts afresh" in said
     assert torch.equal(model.head.weights, head)
     assert torch.equal(model.body.conv1.weights, given.body.conv1.weights)
@@ -149,7 +149,7 @@ def test_fine_tuning_takes_rows_of_the_head_by_class_name(tmp_path):
     ours = Classes(names=("sea", "ground", "cloud", "ice", "smoke"), colours=((0, 0, 0),) * 5)
     model = tiny(seed=2, num_classes=5)
     fresh = model.head.weights.detach().clone()
-    _, said = start_from(model, path, CONFIG, ours)
+    _, said = start_from(model, path, CONFIG, ours, "multiclass")
     assert "3 of 5 classes by name; starting afresh: ground, smoke; left out: land" in said
     for i, j in ((0, 0), (2, 3), (3, 2)):
         assert torch.equal(model.head.weights[:, i], given.head.weights[:, j])
@@ -163,7 +163,7 @@ def test_fine_tuning_refuses_rules_of_another_system(tmp_path):
     caffe = dataclasses.replace(CONFIG, pool_padding="caffe", stride_position="first_1x1")
     save_weights(path, weights_of(tiny(config=caffe), config=caffe))
     with pytest.raises(WeightsError, match="Set `model.pool_padding` to 'caffe'"):
-        start_from(tiny(), path, CONFIG, CLASSES)
+        start_from(tiny(), path, CONFIG, CLASSES, "multiclass")
 
 
 def test_a_head_that_was_trained_with_a_relu_goes_on_with_one(tmp_path):
@@ -171,7 +171,7 @@ def test_a_head_that_was_trained_with_a_relu_goes_on_with_one(tmp_path):
     relu = dataclasses.replace(CONFIG, head_relu=True)
     save_weights(path, weights_of(tiny(config=relu), config=relu))
     with pytest.raises(WeightsError, match="Set `model.head_relu` to True"):
-        start_from(tiny(), path, CONFIG, CLASSES)
+        start_from(tiny(), path, CONFIG, CLASSES, "multiclass")
     layout = single(Size(33, 41), geometry_of(CONFIG))
     x = torch.randn(1, 3, *layout.canvas[1:])
     with torch.no_grad():
@@ -200,7 +200,7 @@ def test_a_body_starts_a_training_but_cannot_label(tmp_path):
         load_weights(path, CPU)
     model = tiny(seed=2)
     head = model.head.weights.detach().clone()
-    pixels, said = start_from(model, path, CONFIG, CLASSES)
+    pixels, said = start_from(model, path, CONFIG, CLASSES, "multiclass")
     assert pixels.max_value == 1.0
     assert "(Caffe): body (the file has none, so the head starts afresh)" in said
     assert torch.equal(model.head.weights, head)

@@ -5,11 +5,13 @@ import math
 import typing
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from anysize.config import LABELS_OF, LossConfig, LossKind, ModelConfig, OptimConfig
 from anysize.data.batch import Batch, cut_out
+from anysize.data.joints import LOCATION_STDEV, joint_targets, num_logits
 from anysize.data.splitting import split_to_fit
 from anysize.geometry import (
     Canvas,
@@ -25,7 +27,7 @@ from anysize.geometry import (
     target_rect,
 )
 from anysize.models.build import build_model
-from anysize.training.losses import CrossEntropy, Dice, SigmoidCrossEntropy, build_loss
+from anysize.training.losses import CrossEntropy, Dice, PoseLoss, SigmoidCrossEntropy, build_loss
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
 
@@ -152,6 +154,45 @@ def test_the_settings_of_loss_reach_it():
     assert build_loss(config, 7) == CrossEntropy(ignore_index=7, class_weights=(1.0, 2.0))
     config = dataclasses.replace(config, kind="sigmoid")
     assert build_loss(config, 7) == SigmoidCrossEntropy(ignore_index=7, class_weights=(1.0, 2.0))
+    config = dataclasses.replace(config, kind="pose", location_weight=0.5)
+    assert build_loss(config, 7, "gaussians") == PoseLoss(
+        ignore_index=7, class_weights=(1.0, 2.0), part_maps="gaussians", location_weight=0.5
+    )
+
+
+def pose_batch(targets, size):
+    layout = single(Size(*size), GEOMETRY)
+    return dataclasses.replace(
+        whole(torch.zeros(*size)), target=targets[None], layout=layout, loss_at="cells"
+    )
+
+
+def test_the_loss_of_joints_by_hand():
+    # Joint 0 is at (10, 10): 9 of 16 cells are positive. Joint 1 is not labelled.
+    wanted = targets([[(10, 10), (np.nan, np.nan)]], (32, 32))
+    batch = pose_batch(wanted, (32, 32))
+    logits = torch.zeros(1, 8, 4, 4, dtype=torch.float64)
+    logits[:, :2], logits[:, 6:] = math.log(3), -math.log(3)  # Probabilities 3/4 and 1/4.
+    logits[0, 3, 0, 0] = 3.0
+    maps = (9 * math.log(4 / 3) + 23 * math.log(4)) / 32
+    middle = (9 * math.log(4) + 23 * math.log(4 / 3)) / 32
+    ways = [(10 - c) / LOCATION_STDEV for c in (4, 12, 20)]
+    huber = sum(d * d / 2 if abs(d) < 1 else abs(d) - 0.5 for d in ways) * 6
+    first = ways[0]
+    huber += 3.0 - first - 0.5 - first**2 / 2  # The cell that says 3.0 in y.
+    expected = maps + middle + 0.05 * huber / 18
+    assert float(PoseLoss(ignore_index=IGNORE).sum(logits, batch)) == pytest.approx(expected, 1e-6)
+    assert PoseLoss(ignore_index=IGNORE).count(batch) == 1
+
+
+def test_the_loss_of_gaussian_maps_is_the_squared_error():
+    wanted = targets([[(10, 10)]], (32, 32), maps="gaussians")
+    loss = PoseLoss(ignore_index=IGNORE, part_maps="gaussians", location_weight=0.0)
+    found = loss.sum(torch.zeros(1, 3, 4, 4), pose_batch(wanted, (32, 32)))
+    centres = 8 * np.arange(4) + 4
+    squared = (centres[:, None] - 10.0) ** 2 + (centres - 10.0) ** 2
+    stdev = 2 * 17 / 3
+    assert float(found) == pytest.approx(np.exp(-squared / stdev**2).mean(), 1e-6)
 
 
 def test_half_precision_logits_are_summed_in_float32():
@@ -165,11 +206,16 @@ def test_half_precision_logits_are_summed_in_float32():
 
 
 def images_and_labels(labels):
-    """Random images and full-resolution masks of `SIZES`, a tenth of them ignored."""
+    """Random images and full-resolution masks of `SIZES`, a tenth of them ignored; or joints."""
     generator = torch.Generator().manual_seed(5)
     found = []
     for size in SIZES:
         pixels = torch.randn(3, *size, generator=generator, dtype=torch.float64)
+        if labels == "joints":
+            joints = np.random.default_rng(size).uniform(0, size[::-1], (2, NUM_CLASSES, 2))
+            joints[1, :2] = np.nan
+            found.append((pixels, targets(joints, size)))
+            continue
         shape = (NUM_CLASSES, *size) if labels == "multilabel" else tuple(size)
         top = 2 if labels == "multilabel" else NUM_CLASSES
         mask = torch.randint(0, top, shape, generator=generator).to(torch.uint8)
@@ -178,13 +224,28 @@ def images_and_labels(labels):
     return found
 
 
+def targets(joints, size, maps="discs", radius=17.0):
+    """What a net is to give for the joints of an image."""
+    found = joint_targets(
+        np.array(joints, float),
+        Size(*size),
+        GEOMETRY,
+        maps=maps,
+        radius=radius,
+        ignore_index=IGNORE,
+    )
+    return torch.from_numpy(found)
+
+
 def on_canvas(layout, images, labels, loss_at):
     """A batch of some of the images."""
     canvas = target_canvas(layout.canvas, GEOMETRY, loss_at)
-    shape = (canvas.slots, NUM_CLASSES) if labels == "multilabel" else (canvas.slots,)
+    shape = (canvas.slots,) if labels == "multiclass" else (canvas.slots, NUM_CLASSES)
+    if labels == "joints":
+        shape = (canvas.slots, 3 * NUM_CLASSES)
     batch = Batch(
         pixels=torch.zeros(layout.canvas.slots, 3, *layout.canvas[1:], dtype=torch.float64),
-        target=torch.full((*shape, *canvas[1:]), IGNORE, dtype=torch.uint8),
+        target=torch.full((*shape, *canvas[1:]), IGNORE, dtype=images[0][1].dtype),
         layout=layout,
         stems=tuple(str(i) for i in range(len(images))),
         geometry=GEOMETRY,
@@ -241,13 +302,17 @@ def outcome(loss, batches, loss_at, ranks=1):
 
     Several ranks each take some of the batches; their gradients and losses are added up.
     """
+    settings, labels = {"loss_at": loss_at}, "multiclass"
+    if loss_at == "cells":
+        settings, labels = {"intermediate": True, "units": (1, 1, 12, 1)}, "joints"
     count = sum(loss.count(batch) for batch in batches)
     assert count > 0
     added = 0.0
     for rank in range(ranks):
         generator = torch.Generator().manual_seed(0)
-        config = ModelConfig(units=(1, 1, 1, 1), base_depth=4, loss_at=loss_at)
-        net = build_model(config, NUM_CLASSES, generator=generator).double().train()
+        config = ModelConfig(**{"units": (1, 1, 1, 1), "base_depth": 4} | settings)
+        num_out = num_logits(labels, NUM_CLASSES)
+        net = build_model(config, num_out, generator=generator).double().train()
         before = torch.cat([p.detach().flatten().clone() for p in net.parameters()])
         optimizer = build_optimizer(net, OptimConfig(lr=1.0, momentum=0.0, weight_decay=0.0))
         result = train_step(net, loss, batches[rank::ranks], optimizer, count=count)
@@ -283,23 +348,26 @@ SETTINGS = {
     "dice": {"class_weights": WEIGHTS, "dice_share": 1.0},
     "focal with dice": {"focal_gamma": 0.5, "dice_share": 0.4},
 }
-every_loss = pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
+EVERY_LOSS = [
+    pytest.param(kind, settings, id=f"{kind}, {name}")
+    for kind in typing.get_args(LossKind)
+    for name, settings in SETTINGS.items()
+    if kind != "pose" or name in {"equal", "weighted"}
+]
 
 
-@pytest.mark.parametrize("loss_at", ["grid", "full"])
-@every_loss
-@pytest.mark.parametrize("kind", typing.get_args(LossKind))
-def test_a_loss_does_not_depend_on_how_images_are_shared_out(kind, settings, loss_at):
+@pytest.mark.parametrize(("kind", "settings"), EVERY_LOSS)
+def test_a_loss_does_not_depend_on_how_images_are_shared_out(kind, settings):
     config = LossConfig(kind=kind, **settings)
-    found = worst(lambda: build_loss(config, IGNORE), LABELS_OF[kind], loss_at)
-    assert max(found.values()) < 1e-12, found
+    for loss_at in ("cells",) if kind == "pose" else ("grid", "full"):
+        found = worst(lambda: build_loss(config, IGNORE), LABELS_OF[kind], loss_at)
+        assert max(found.values()) < 1e-12, found
 
 
-@every_loss
-@pytest.mark.parametrize("kind", typing.get_args(LossKind))
+@pytest.mark.parametrize(("kind", "settings"), EVERY_LOSS)
 def test_nothing_valid_is_zero_with_a_zero_gradient(kind, settings):
-    shape = (1, 2, 3, 3) if LABELS_OF[kind] == "multilabel" else (1, 3, 3)
-    logits = torch.randn(1, 2, 3, 3, requires_grad=True)
+    shape = {"softmax": (1, 3, 3), "sigmoid": (1, 2, 3, 3), "pose": (1, 6, 3, 3)}[kind]
+    logits = torch.randn(1, 6 if kind == "pose" else 2, 3, 3, requires_grad=True)
     batch = whole(torch.full(shape, 255))
     settings = {**settings, "class_weights": settings.get("class_weights", ())[:2]}
     loss = build_loss(LossConfig(kind=kind, **settings), 255)

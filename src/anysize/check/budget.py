@@ -101,6 +101,8 @@ def require_labels(samples: Sequence[Sample], classes: Classes, what: str) -> No
         DataError: No label trains or counts.
     """
     for sample in samples:
+        if sample.encoding.kind == "joints":  # One without any is no sample.
+            return
         try:
             if np.any(decode_mask(sample, classes) != classes.ignore_index):
                 return
@@ -108,6 +110,20 @@ def require_labels(samples: Sequence[Sample], classes: Classes, what: str) -> No
             return
     if samples:
         raise DataError(no_labels(what, len(samples), classes))
+
+
+def require_pairs(config: RunConfig, classes: Classes, root: Path) -> None:
+    """Refuses to mirror joints of which nobody said which are left and right.
+
+    Raises:
+        DataError: As it says.
+    """
+    if config.augment.mirror and not classes.links.known:
+        raise DataError(
+            f"augment.mirror is on, but which joints of {root} are left and right is not known. "
+            f"Write {root / 'joints.toml'}: names = {list(classes.names)} and pairs = "
+            '[["left_NAME", "right_NAME"], ...], or [] if none are; or set augment.mirror to false.'
+        )
 
 
 def no_labels(what: str, num_images: int, classes: Classes) -> str:

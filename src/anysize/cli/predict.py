@@ -58,6 +58,11 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     predict.add_argument(
         "--max-pixels", type=int, help="larger images run in overlapping tiles (default 2048x2048)"
     )
+    predict.add_argument(
+        "--several",
+        action="store_true",
+        help="joints of several people: every peak of confidence 0.2 or more, not told whose it is",
+    )
     computing_options(predict)
     trust_option(predict)
 
@@ -94,6 +99,11 @@ def _predict(parsed: argparse.Namespace, console: Console) -> None:
     total = len(find_images(parsed.images))
     for note in not_read(parsed.images):
         console.print(note, highlight=False, markup=False)
+    if labeller.kind == "joints":
+        _predict_joints(parsed, console, labeller, max_pixels, total)
+        return
+    if parsed.several:
+        raise ConfigError("--several is for nets of joints. Leave it out.")
     with progress_bar(console) as progress:
         bar = progress.add_task("predict", total=total)
         for done in label_files(
@@ -106,6 +116,28 @@ def _predict(parsed: argparse.Namespace, console: Console) -> None:
             progress.advance(bar)
             tiles = f" in {done.num_tiles} overlapping tiles" if done.num_tiles > 1 else ""
             console.print(f"{done.image} ({done.size}){tiles} -> {done.masks[0]}", highlight=False)
+
+
+def _predict_joints(
+    parsed: argparse.Namespace, console: Console, labeller: Labeller, max_pixels: int, total: int
+) -> None:
+    from anysize.predict.files import NetLabeller
+    from anysize.predict.joint_files import joint_files
+
+    assert isinstance(labeller, NetLabeller)
+    if parsed.probabilities:
+        raise ConfigError("--probabilities is for nets of classes. Leave it out.")
+    with progress_bar(console) as progress:
+        bar = progress.add_task("predict", total=total)
+        for done in joint_files(
+            labeller, parsed.images, parsed.out, max_pixels=max_pixels, several=parsed.several
+        ):
+            progress.advance(bar)
+            num = sum(len(places) for places in done.found)
+            console.print(
+                f"{done.image} ({done.size}): {num} joints -> {done.overlay}", highlight=False
+            )
+    console.print(f"Wrote {parsed.out / 'joints.csv'}.", highlight=False)
 
 
 def _labeller(parsed: argparse.Namespace) -> Labeller:

@@ -5,7 +5,6 @@ Source of the discipline: big_vision, where every tensor is accounted for or the
 
 from __future__ import annotations
 
-import colorsys
 import dataclasses
 import functools
 import itertools
@@ -26,7 +25,7 @@ from anysize.conversion.slim import read_slim
 from anysize.conversion.tf_checkpoint import is_tf_checkpoint
 from anysize.conversion.torch_file import is_torch_file, read_torch_file
 from anysize.conversion.torchvision import foreign_from_torchvision
-from anysize.data.classes import Classes, read_classes
+from anysize.data.classes import Classes, read_classes, spread_colours
 from anysize.errors import ConfigError, WeightsError, first_names
 from anysize.models.weights_file import (
     WEIGHTS_FORMAT,
@@ -250,14 +249,8 @@ def _numbered_classes(path: Path, num_classes: int) -> Classes:
             f"{path} holds a head of {num_classes} channels; a mask has room for {MOST_CLASSES} "
             "classes. Take the body only, with --head none."
         )
-    colours = [
-        colorsys.hsv_to_rgb(i / num_classes, 1.0 - 0.5 * (i % 2), 1.0 - 0.25 * (i % 3))
-        for i in range(num_classes)
-    ]
-    return Classes(
-        names=tuple(f"class_{i}" for i in range(num_classes)),
-        colours=tuple((round(255 * r), round(255 * g), round(255 * b)) for r, g, b in colours),
-    )
+    names = tuple(f"class_{i}" for i in range(num_classes))
+    return Classes(names=names, colours=spread_colours(num_classes))
 
 
 def _check_names(path: Path, file: WeightsFile, foreign: Foreign) -> None:

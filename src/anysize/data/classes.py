@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import json
 import tomllib
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Annotated
 
 from anysize.data.files import read_lines
 from anysize.errors import ConfigError, DataError
-from anysize.tables import Within, from_table
+from anysize.tables import Index, Within, from_table
 
 Byte = Annotated[int, Within(0, 255)]
 
@@ -51,6 +52,14 @@ def named_classes(names: Sequence[str], source: str) -> Classes:
             f"classes.toml."
         )
     return Classes(names=tuple(names), colours=tuple(_voc_colour(i) for i in range(len(names))))
+
+
+def spread_colours(num: int) -> tuple[tuple[int, int, int], ...]:
+    """Bright colours that differ, for classes or joints of which nothing says theirs."""
+    colours = [
+        colorsys.hsv_to_rgb(i / num, 1 - 0.5 * (i % 2), 1 - 0.25 * (i % 3)) for i in range(num)
+    ]
+    return tuple((round(255 * r), round(255 * g), round(255 * b)) for r, g, b in colours)
 
 
 def _voc_colour(index: int) -> tuple[int, int, int]:
@@ -200,9 +209,30 @@ class _ClassesTable:
     ignore_colours: tuple[Colour, ...] = ()
 
 
+Joined = tuple[Index, Index]
+"""Two joints, by their places."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointLinks:
+    """Which joints belong together.
+
+    Attributes:
+        pairs: Left and right, which mirroring swaps.
+        skeleton: Joints that pictures connect.
+        head: The two ends of the head, for PCKh; may be empty.
+        known: Whether anyone said which joints are pairs.
+    """
+
+    pairs: tuple[Joined, ...] = ()
+    skeleton: tuple[Joined, ...] = ()
+    head: tuple[Index, ...] = ()
+    known: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """The classes of a data folder.
+    """The classes of a data folder; or its joints, one a class.
 
     Attributes:
         names: By class id.
@@ -211,6 +241,7 @@ class Classes:
         ignore_colours: Their colours in masks of colours.
         ids: What values of masks of ids mean: pairs of a value and its label, a class id or
             `ignore_index`. Empty where values are class ids and `ignore_index` themselves.
+        links: Of joints.
     """
 
     names: tuple[str, ...]
@@ -218,3 +249,4 @@ class Classes:
     ignore_index: Byte = 255
     ignore_colours: tuple[Colour, ...] = ()
     ids: tuple[tuple[int, int], ...] = ()
+    links: JointLinks = JointLinks()

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from anysize.config import PixelConvention
 from anysize.data.batch import Batch
+from anysize.data.formats.joints import joints_of
+from anysize.data.joints import ORIGINAL_MAPS, JointMaps, joint_targets, num_logits
 from anysize.data.samples import Classes, Sample, decode_mask, label_kind
-from anysize.data.transforms import Draw, apply_draw
+from anysize.data.transforms import Draw, apply_draw, draw_image, draw_joints
 from anysize.errors import DataError
 from anysize.geometry import (
     Layout,
@@ -52,6 +54,7 @@ def load_steps(
     start: int = 0,
     skip_broken: bool = False,
     stage: Stage = untimed,
+    joint_maps: JointMaps = ORIGINAL_MAPS,
 ) -> Generator[LoadedStep, None, None]:
     """Yields the steps in order, each made ready while those before it run.
 
@@ -64,7 +67,7 @@ def load_steps(
         draws: What is done to each sample, by the same index.
         classes: Of the samples.
         geometry: Of the net.
-        loss_at: Where labels are placed; see `anysize.geometry.target_rect`.
+        loss_at: Where labels are placed; see `anysize.geometry.target_rect`. Joints are at "cells".
         pixels: How the net takes its pixels.
         num_threads: Images that are worked on at once.
         prefetch_steps: Steps made ready ahead of the one that was last yielded; bounds the memory.
@@ -72,6 +75,7 @@ def load_steps(
         skip_broken: Leave images out that cannot be decoded or are invalid; `LoadedStep.broken`
             names them.
         stage: What the parts of the work run in, in several threads, for one who times them.
+        joint_maps: What joints become.
 
     Raises:
         DataError: An image or mask cannot be decoded or is invalid; raised in the caller's
@@ -85,6 +89,7 @@ def load_steps(
         loss_at=loss_at,
         pixels=pixels,
         stage=stage,
+        joint_maps=joint_maps,
     )
     remaining = iter(steps[start:])
     ahead: deque[list[_Filling]] = deque()
@@ -131,9 +136,12 @@ def _start(work: Pass, recipe: _Recipe, pool: ThreadPoolExecutor) -> _Filling:
     num_channels = len(recipe.pixels.mean)
     pixels = np.zeros((canvas.slots, canvas.height, canvas.width, num_channels), np.float32)
     shape: tuple[int, ...] = (labels.slots, labels.height, labels.width)
-    if label_kind(recipe.samples[work.images[0]], classes) == "multilabel":
-        shape = (labels.slots, len(classes.names), labels.height, labels.width)
-    target = np.full(shape, classes.ignore_index, np.uint8)
+    kind = label_kind(recipe.samples[work.images[0]], classes)
+    if kind != "multiclass":
+        num_planes = num_logits(kind, len(classes.names))
+        shape = (labels.slots, num_planes, labels.height, labels.width)
+    dtype = np.float32 if kind == "joints" else np.uint8
+    target = np.full(shape, classes.ignore_index, dtype)
     work_left = tuple(
         pool.submit(_fill, index, placement, recipe, pixels, target)
         for index, placement in zip(work.images, work.layout.placements, strict=True)
@@ -183,9 +191,13 @@ def _fill(
     try:
         with recipe.stage("decode"):
             decoded = _decode(sample, recipe.pixels)
-            labels = decode_mask(sample, recipe.classes)
+            is_joints = sample.encoding.kind == "joints"
+            labels = None if is_joints else decode_mask(sample, recipe.classes)
         with recipe.stage("transform"):
-            image, mask = apply_draw(draw, decoded, labels)
+            if labels is None:
+                image, mask = draw_image(draw, decoded), _joint_maps(sample, draw, recipe)
+            else:
+                image, mask = apply_draw(draw, decoded, labels)
     except Exception as error:
         error.add_note(f"while loading {sample.image}")
         raise
@@ -203,6 +215,18 @@ def _fill(
         target[
             rect.slot, ..., rect.top : rect.top + rect.height, rect.left : rect.left + rect.width
         ] = mask
+
+
+def _joint_maps(sample: Sample, draw: Draw, recipe: _Recipe) -> NDArray[np.float32]:
+    joints = joints_of(sample, len(recipe.classes.names))
+    return joint_targets(
+        draw_joints(draw, joints, sample.size, recipe.classes.links.pairs),
+        draw.out_size,
+        recipe.geometry,
+        maps=recipe.joint_maps.maps,
+        radius=recipe.joint_maps.radius * draw.factor,
+        ignore_index=recipe.classes.ignore_index,
+    )
 
 
 def _decode(sample: Sample, pixels: PixelConvention) -> Pixels:
@@ -242,6 +266,7 @@ class _Recipe:
     loss_at: LossAt
     pixels: PixelConvention
     stage: Stage
+    joint_maps: JointMaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,7 @@ def decode_labels(sample: Sample, classes: Classes) -> Labels:
         FaultError, DataError: As `decode_mask`.
     """
     kind = label_kind(sample, classes)
+    assert sample.encoding.kind != "joints", "joints have no pixels"
     planes: Sequence[NDArray[np.uint8]]
     match sample.encoding.kind:
         case "labelme" | "coco" | "polygons":

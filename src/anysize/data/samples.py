@@ -26,6 +26,7 @@ from anysize.data.detect import Detected, detect_masks
 from anysize.data.files import files_below, read_lines
 from anysize.data.formats.cityscapes import cityscapes_folders, read_cityscapes
 from anysize.data.formats.coco import coco_frame
+from anysize.data.formats.joints import joints_frame, read_joints
 from anysize.data.formats.own import mask_folders, read_own, stray_class_folders
 from anysize.data.formats.ultralytics import read_ultralytics
 from anysize.data.formats.voc import read_voc
@@ -37,6 +38,7 @@ from anysize.data.reading import (
     Encoding,
     Pair,
     Pairs,
+    Reading,
     Sample,
     check_fits,
 )
@@ -84,6 +86,7 @@ _MASK_NAMES: dict[MaskKind, str] = {
     "labelme": "LabelMe files",
     "coco": "a COCO file",
     "polygons": "Ultralytics' polygons",
+    "joints": "joints",
 }
 
 
@@ -170,21 +173,7 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
     """
     if not root.is_dir():
         raise DataError(f"No such data folder: {root}. Set data.root to where the images are.")
-    layout = detect_layout(root, data)
-    if data.masks not in ("auto", *LAYOUT_MASKS[layout]):
-        raise DataError(
-            f'`data.masks` is "{data.masks}", but {root} is read as data.layout "{layout}", whose '
-            f"masks are {' or '.join(LAYOUT_MASKS[layout])}. Set one or the other right."
-        )
-    match layout:
-        case "voc":
-            reading = read_voc(root, data, kind)
-        case "cityscapes":
-            reading = read_cityscapes(root, data, kind)
-        case "ultralytics":
-            reading = read_ultralytics(root, data, kind)
-        case "anysize":
-            reading = read_own(root, data, kind)
+    layout, reading = _read(root, data, kind)
     pairs, classes = reading.pairs, with_ids(reading.classes, data.ids)
     encoding = dataclasses.replace(reading.encoding, orientation=data.mask_orientation)
     if data.ids:
@@ -194,7 +183,8 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
     if reading.because is None:
         detected = detect_masks(root, headers, classes, kind, in_folders=reading.in_folders)
         encoding = dataclasses.replace(encoding, kind=detected.kind)
-    check_fits(root, encoding.kind, classes, kind)
+    if kind != "joints":
+        check_fits(root, encoding.kind, classes, kind)
     _check_ids(root, data, classes, encoding.kind, kind)
     faults, notes = [*pairs.faults, *detected.faults], [*pairs.notes, *detected.notes]
     samples, refused, of_files = _samples(pairs, encoding, headers)
@@ -202,13 +192,6 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
     shapes = encoding.kind in {"labelme", "coco", "polygons"}
     if shapes and kind == "multiclass" and background_id(classes) is None:
         notes.append("Pixels in no shape are ignored, since no class is called background.")
-    where = _LAYOUT_NAMES[layout]
-    if layout == "anysize":
-        apart = reading.images != root
-        where = f"{reading.images.relative_to(root)}/" if apart else "beside their labels"
-    key, setting = "data.layout", data.layout
-    if len(LAYOUT_MASKS[layout]) > 1:
-        key, setting = "data.masks", data.masks
     return Folder(
         root=root,
         layout=layout,
@@ -221,12 +204,57 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
         listed=pairs.listed,
         labels=reading.labels,
         num_pairs=len(pairs.pairs),
-        description=(
-            f"{root}: {len(samples)} images ({where}); masks: {_MASK_NAMES[encoding.kind]} "
-            f"({detected.because}); {len(classes.names)} classes ({reading.named_by})."
-            + (f" Set {key} to say otherwise." if setting == "auto" else "")
-        ),
+        description=_describe(root, data, layout, reading, detected, samples),
         notes=tuple(notes),
+    )
+
+
+def _read(root: Path, data: DataConfig, kind: LabelKind) -> tuple[FolderLayout, Reading]:
+    if kind == "joints":
+        return "anysize", read_joints(root, data)
+    layout = detect_layout(root, data)
+    if data.masks not in ("auto", *LAYOUT_MASKS[layout]):
+        raise DataError(
+            f'`data.masks` is "{data.masks}", but {root} is read as data.layout "{layout}", whose '
+            f"masks are {' or '.join(LAYOUT_MASKS[layout])}. Set one or the other right."
+        )
+    match layout:
+        case "voc":
+            return layout, read_voc(root, data, kind)
+        case "cityscapes":
+            return layout, read_cityscapes(root, data, kind)
+        case "ultralytics":
+            return layout, read_ultralytics(root, data, kind)
+        case "anysize":
+            return layout, read_own(root, data, kind)
+
+
+def _describe(
+    root: Path,
+    data: DataConfig,
+    layout: FolderLayout,
+    reading: Reading,
+    detected: Detected,
+    samples: Sequence[Sample],
+) -> str:
+    num = len(reading.classes.names)
+    if detected.kind == "joints":
+        people = sum(len(sample.annotations) for sample in samples)
+        return (
+            f"{root}: {len(samples)} images with joints of {people} people ({detected.because}); "
+            f"{num} joints ({reading.named_by})."
+        )
+    where = _LAYOUT_NAMES[layout]
+    if layout == "anysize":
+        apart = reading.images != root
+        where = f"{reading.images.relative_to(root)}/" if apart else "beside their labels"
+    key, setting = "data.layout", data.layout
+    if len(LAYOUT_MASKS[layout]) > 1:
+        key, setting = "data.masks", data.masks
+    return (
+        f"{root}: {len(samples)} images ({where}); masks: {_MASK_NAMES[detected.kind]} "
+        f"({detected.because}); {num} classes ({reading.named_by})."
+        + (f" Set {key} to say otherwise." if setting == "auto" else "")
     )
 
 
@@ -250,7 +278,7 @@ def _check_ids(
 
 
 def _mask_headers(pairs: Pairs, encoding: Encoding) -> dict[Path, MaskHeader | Fault]:
-    if encoding.kind in {"labelme", "coco", "polygons"}:
+    if encoding.kind in {"labelme", "coco", "polygons", "joints"}:
         return {}
     masks = (mask for pair in pairs.pairs for mask in pair.masks)
     return read_mask_headers(path for path in masks if path.suffix.lower() != ".npy")
@@ -288,9 +316,10 @@ def _header_faults(
     sample: Sample, pair: Pair, headers: Mapping[Path, MaskHeader | Fault]
 ) -> list[Fault]:
     encoding, faults = sample.encoding, list[Fault]()
-    if encoding.kind == "coco" and pair.claimed not in (None, sample.size):
+    if encoding.kind in {"coco", "joints"} and pair.claimed not in (None, sample.size):
+        frame = joints_frame if encoding.kind == "joints" else coco_frame
         try:
-            coco_frame(sample)
+            frame(sample)
         except FaultError as error:
             faults.append(error.fault)
     for path in sample.masks:
@@ -320,7 +349,7 @@ def _raise_first_stage(root: Path, labels: Path, faults: Sequence[Fault], num_pa
         raise unreadable(images, num_pairs)
     if faults:
         messages = [f.message for f in faults]
-        raise DataError(listing(f"Masks in {labels} cannot be used", messages))
+        raise DataError(listing(f"Labels in {labels} cannot be used", messages))
 
 
 # Splits

@@ -7,6 +7,7 @@ before a file is opened; then it is applied to the decoded pixels (`apply_draw`)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
 from anysize.config import AugmentConfig
+from anysize.data.joints import Joints
 from anysize.geometry import Rect, Size
 from anysize.images.decode import Pixels
 
@@ -50,6 +52,7 @@ def draw(config: AugmentConfig, size: Size, *, seed: int, epoch: int, index: int
         left = int(crop_left * (scaled.width - kept.width + 1))
         crop = Rect(0, top, left, kept.height, kept.width)
     return Draw(
+        factor=factor,
         scaled=scaled,
         crop=crop,
         mirror=config.mirror and mirrored,
@@ -66,7 +69,15 @@ def largest_size(config: AugmentConfig, size: Size) -> Size:
 
 def no_augmentation(size: Size) -> Draw:
     """Leaves an image as it is, for evaluation."""
-    return Draw(scaled=size, crop=None, mirror=False, brightness=1.0, contrast=1.0, saturation=1.0)
+    return Draw(
+        factor=1.0,
+        scaled=size,
+        crop=None,
+        mirror=False,
+        brightness=1.0,
+        contrast=1.0,
+        saturation=1.0,
+    )
 
 
 def apply_draw(
@@ -86,13 +97,39 @@ def apply_draw(
         Image and mask of `draw.out_size`.
     """
     height, width = image.shape[:2]
-    rect = draw.crop or Rect(0, 0, 0, *draw.scaled)
+    rect = draw.kept
     rows = _nearest(draw.scaled.height, height)[rect.top : rect.top + rect.height]
     columns = _nearest(draw.scaled.width, width)[rect.left : rect.left + rect.width]
     if draw.mirror:
         columns = columns[::-1]
+    return draw_image(draw, image), mask[..., rows[:, None], columns]
+
+
+def draw_image(draw: Draw, image: Pixels) -> Pixels:
+    """What `apply_draw` does to an image."""
     drawn = _drawn_rgb if image.dtype == np.uint8 and image.shape[-1] == 3 else _drawn_bands
-    return drawn(draw, rect, image), mask[..., rows[:, None], columns]
+    return drawn(draw, draw.kept, image)
+
+
+def draw_joints(draw: Draw, joints: Joints, size: Size, pairs: Sequence[tuple[int, int]]) -> Joints:
+    """Joints where the same puts them; mirroring swaps those that are pairs.
+
+    Args:
+        draw: For an image of this size.
+        joints: `[people, joints, 2]`.
+        size: Of the image before.
+        pairs: Places of left and right joints.
+
+    Source: pose-tensorflow mirrors x to width - 1 - x, and then scales coordinates by the factor.
+    """
+    drawn, rect = joints.copy(), draw.kept
+    left = rect.left
+    if draw.mirror:
+        for a, b in pairs:
+            drawn[:, [a, b]] = drawn[:, [b, a]]
+        drawn[..., 0] = size.width - 1 - drawn[..., 0]
+        left = draw.scaled.width - rect.left - rect.width
+    return drawn * draw.factor - (left, rect.top)
 
 
 def _drawn_rgb(draw: Draw, rect: Rect, image: Pixels) -> Pixels:
@@ -168,12 +205,14 @@ class Draw:
     """What is done to one image: scaled, then cropped, then mirrored, then coloured.
 
     Attributes:
+        factor: That it is rescaled by, but for the rounding of its size.
         scaled: The size that it is rescaled to.
         crop: What is kept of the rescaled image; None keeps all.
         mirror: Whether left and right are swapped.
         brightness, contrast, saturation: Factors, in this order; 1 changes nothing.
     """
 
+    factor: float
     scaled: Size
     crop: Rect | None
     mirror: bool
@@ -182,6 +221,11 @@ class Draw:
     saturation: float
 
     @property
+    def kept(self) -> Rect:
+        """What is kept of the rescaled image."""
+        return self.crop or Rect(0, 0, 0, *self.scaled)
+
+    @property
     def out_size(self) -> Size:
         """The size that reaches the net."""
-        return self.scaled if self.crop is None else Size(self.crop.height, self.crop.width)
+        return Size(self.kept.height, self.kept.width)

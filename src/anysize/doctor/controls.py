@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from anysize.data.batch import Batch
+from anysize.data.joints import num_logits
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.transforms import Draw
 from anysize.device import (
@@ -50,11 +51,12 @@ def keep_steps(job: Job, steps: Sequence[Step], draws: Sequence[Draw]) -> list[L
         draws,
         classes=job.classes,
         geometry=job.model.geometry,
-        loss_at=job.config.model.loss_at,
+        loss_at=job.config.loss_at,
         pixels=job.pixels,
         num_threads=job.config.train.loader_threads,
         prefetch_steps=MOST_KEPT,
         skip_broken=job.config.data.skip_broken,
+        joint_maps=job.joint_maps,
     )
     with contextlib.closing(loaded):
         return [step for step in loaded if step.batches]
@@ -184,11 +186,12 @@ def one_size_step(job: Job, sizes: Sequence[Size]) -> LoadedStep:
     height, width = (geometry.canvas_extent(extent) for extent in size)
     slots = min(job.plan.images_per_step, job.plan.max_pixels_per_step // (height * width))
     canvas = Canvas(max(slots, 1), height, width)
-    labels = target_canvas(canvas, geometry, model.loss_at)
+    labels = target_canvas(canvas, geometry, job.config.loss_at)
     shape = (labels.slots, labels.height, labels.width)
-    num_classes = len(job.classes.names)
-    if job.config.loss.labels == "multilabel":
-        shape = (labels.slots, num_classes, labels.height, labels.width)
+    kind = job.config.loss.labels
+    if kind != "multiclass":
+        num_planes = num_logits(kind, len(job.classes.names))
+        shape = (labels.slots, num_planes, labels.height, labels.width)
     pixels = torch.zeros(canvas.slots, model.num_channels, height, width)
     layout = padded_batch([size] * canvas.slots, canvas, geometry)
     for p in layout.placements:
@@ -199,7 +202,7 @@ def one_size_step(job: Job, sizes: Sequence[Size]) -> LoadedStep:
         layout=layout,
         stems=("made up",) * canvas.slots,
         geometry=geometry,
-        loss_at=model.loss_at,
+        loss_at=job.config.loss_at,
     )
     return LoadedStep(batches=(batch,), wait_s=0.0)
 

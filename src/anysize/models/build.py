@@ -36,7 +36,7 @@ def build_model(
 
     Args:
         config: `[model]`.
-        num_classes: Channels of the logits.
+        num_classes: Channels of the logits; see `anysize.data.joints.num_logits`.
         generator: None draws from PyTorch's own.
     """
     if config.net:

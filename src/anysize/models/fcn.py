@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anysize.config import UNITS, ModelConfig
+from anysize.config import INTERMEDIATE_UNIT, UNITS, ModelConfig
 from anysize.geometry import Layout, NetGeometry
-from anysize.models.levels import resnet_geometry
+from anysize.models.levels import num_out, resnet_geometry
 from anysize.models.net import Net
 from anysize.models.ops import conv_transpose_same
 from anysize.models.resnet_v1 import ResNetV1
@@ -42,13 +42,26 @@ class UpsamplingHead(nn.Module):
 
 
 class FCN(Net):
-    """Body and head."""
+    """Body and head.
 
-    def __init__(self, body: ResNetV1, head: UpsamplingHead, *, head_relu: bool = False) -> None:
+    Attributes:
+        intermediate: Another head for part maps of joints, on a unit in the middle of the body. Its
+            maps follow the logits in training mode only.
+    """
+
+    def __init__(
+        self,
+        body: ResNetV1,
+        head: UpsamplingHead,
+        *,
+        intermediate: UpsamplingHead | None = None,
+        head_relu: bool = False,
+    ) -> None:
         super().__init__()
         self.head_relu = head_relu
         self.body = body
         self.head = head
+        self.intermediate = intermediate
 
     @property
     def geometry(self) -> NetGeometry:
@@ -75,6 +88,9 @@ class FCN(Net):
             `[n, k, 2 * ch, 2 * cw]`; the cells of an image are its `coarse_rect`, doubled, and
             everything else is meaningless.
         """
+        if self.intermediate is not None and self.training:
+            middle, last = self.body.features(pixels, layout)
+            return torch.cat([self.head(last), self.intermediate(middle)], 1)
         logits = self.head(self.body(pixels, layout))
         return F.relu(logits) if self.head_relu else logits
 
@@ -83,6 +99,7 @@ def build_fcn(
     config: ModelConfig, num_classes: int, *, generator: torch.Generator | None = None
 ) -> FCN:
     """Builds a ResNet v1 with the upsampling head."""
+    middle = f"block3_unit{INTERMEDIATE_UNIT}" if config.intermediate else ""
     body = ResNetV1(
         config.units or UNITS[config.depth],
         geometry=resnet_geometry(config),
@@ -93,7 +110,12 @@ def build_fcn(
         norm=config.norm,
         norm_decay=config.norm_decay,
         activation_checkpointing=config.activation_checkpointing,
+        middle=middle,
         generator=generator,
     )
     head = UpsamplingHead(body.num_out, num_classes, generator=generator)
-    return FCN(body, head, head_relu=config.head_relu)
+    intermediate = None
+    if middle:
+        num_in = num_out(config.base_depth, block=2)
+        intermediate = UpsamplingHead(num_in, num_classes // 3, generator=generator)
+    return FCN(body, head, intermediate=intermediate, head_relu=config.head_relu)

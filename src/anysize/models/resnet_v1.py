@@ -97,6 +97,7 @@ class ResNetV1(nn.Module):
     Attributes:
         geometry: What placements need to know of the net.
         num_out: Channels of the output.
+        middle: A unit whose output `features` gives as well; empty for none.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class ResNetV1(nn.Module):
         norm: Norm = "frozen",
         norm_decay: float = 0.997,
         activation_checkpointing: bool = False,
+        middle: str = "",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -127,9 +129,12 @@ class ResNetV1(nn.Module):
         )
         num_in = base_depth
         self.units = nn.ModuleDict()
+        self.middle, self._middle_level = middle, 0
         for plan in plan_units(units, geometry.output_stride, stride_position, dilation_rule):
             depth = base_depth << plan.block
-            self.units[f"block{plan.block + 1}_unit{plan.unit + 1}"] = Bottleneck(
+            name = f"block{plan.block + 1}_unit{plan.unit + 1}"
+            self._middle_level = plan.level_out if name == middle else self._middle_level
+            self.units[name] = Bottleneck(
                 plan,
                 num_in,
                 depth,
@@ -140,7 +145,7 @@ class ResNetV1(nn.Module):
             )
             num_in = EXPANSION * depth
         self.num_out = num_in
-        self._segments = segments(units)
+        self._segments = segments(units, middle)
 
     def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
         """Runs the body on a canvas.
@@ -152,12 +157,19 @@ class ResNetV1(nn.Module):
         Returns:
             `[n, num_out, ceil(h / output_stride), ceil(w / output_stride)]`, zero outside.
         """
+        return self.features(pixels, layout)[-1]
+
+    def features(self, pixels: Tensor, layout: Layout) -> list[Tensor]:
+        """The output of the unit `middle`, if there is one, and that of the body; as `forward`."""
+        features: list[Tensor] = []
         masks = level_masks(layout, self.geometry)
         x = self._kept_or_recomputed(self._stem, pixels, masks)
         for i, names in enumerate(self._segments):
             x = F.relu(x, inplace=True) if i else x
             x = self._kept_or_recomputed(functools.partial(self._run_units, names), x, masks)
-        return masked_relu(x, masks[-1])
+            if names[-1] == self.middle:  # Copied, since both ReLUs work in place.
+                features.append(masked_relu(x.clone(), masks[self._middle_level]))
+        return [*features, masked_relu(x, masks[-1])]
 
     def _kept_or_recomputed(
         self, run: Callable[[Tensor, list[LevelMask]], Tensor], x: Tensor, masks: list[LevelMask]
@@ -177,11 +189,12 @@ class ResNetV1(nn.Module):
         return x
 
 
-def segments(units: tuple[int, ...]) -> list[tuple[str, ...]]:
+def segments(units: tuple[int, ...], middle: str = "") -> list[tuple[str, ...]]:
     """Names of the units that activation checkpointing recomputes together.
 
     One at a time in the first block, whose units hold most; in the others as many as a block has
-    segments, so that what is kept and what is recomputed at once are both small.
+    segments, so that what is kept and what is recomputed at once are both small. The unit `middle`
+    is the last of a segment.
 
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
     """
@@ -189,5 +202,7 @@ def segments(units: tuple[int, ...]) -> list[tuple[str, ...]]:
     for block, num_units in enumerate(units):
         names = [f"block{block + 1}_unit{unit + 1}" for unit in range(num_units)]
         size = 1 if block == 0 else max(round(math.sqrt(num_units)), 1)
-        found.extend(tuple(names[i : i + size]) for i in range(0, num_units, size))
+        end = names.index(middle) + 1 if middle in names else num_units
+        for part in (names[:end], names[end:]):
+            found.extend(tuple(part[i : i + size]) for i in range(0, len(part), size))
     return found

@@ -29,6 +29,7 @@ from anysize.config import (
     load_config,
 )
 from anysize.data.classes import Classes, saved_classes
+from anysize.data.joints import num_logits
 from anysize.errors import AnysizeError, ConfigError, WeightsError, first_names
 from anysize.models.any_net import is_of_a_library, package_of
 from anysize.models.build import build_model
@@ -166,7 +167,7 @@ def load_weights(path: Path, device: torch.device, *, trust_net: bool = False) -
     else:
         _require_same_tensors(expected_tensors(file, str(path)), file.tensors, str(path))
     try:
-        model = build_model(file.config, len(file.classes.names))
+        model = build_model(file.config, num_logits(file.kind, len(file.classes.names)))
     except AnysizeError as error:
         raise WeightsError(f"The net of {path} cannot be built. {note}{error}") from error
     load_tensors(model, file.tensors, str(path))
@@ -228,13 +229,15 @@ def expected_tensors(file: WeightsFile, source: str) -> dict[str, torch.Size]:
             f"{source} describes a net of {sum(file.config.units)} units, but holds "
             f"{len(file.tensors)} tensors. Take another file."
         )
-    num_classes = 1 if file.classes is None else len(file.classes.names)
+    num_channels = 1
+    if file.classes is not None and file.kind is not None:
+        num_channels = num_logits(file.kind, len(file.classes.names))
     with torch.device("meta"):
-        own = build_model(file.config, num_classes).state_dict()
+        own = build_model(file.config, num_channels).state_dict()
     return {
         name: tensor.shape
         for name, tensor in own.items()
-        if file.classes is not None or not name.startswith("head.")
+        if file.classes is not None or name.startswith("body.")
     }
 
 

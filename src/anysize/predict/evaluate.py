@@ -12,20 +12,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anysize.config import DataConfig, LabelKind, PixelConvention, RunConfig, load_config
-from anysize.data.batch import Batch
+from anysize.config import (
+    DataConfig,
+    LabelKind,
+    PartMaps,
+    PixelConvention,
+    RunConfig,
+    load_config,
+)
+from anysize.data.batch import Batch, cut_out
+from anysize.data.formats.joints import joints_of
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.record import RECORD_FILE, compare_with_record
 from anysize.data.samples import Classes, Folder, Sample, read_folder, split_samples
 from anysize.data.transforms import no_augmentation
 from anysize.device import Precision
 from anysize.errors import ConfigError, DataError
-from anysize.geometry import Size, single, target_rect
+from anysize.geometry import LossAt, Size, single
 from anysize.models.net import Net
 from anysize.models.weights_file import Weights
 from anysize.planning.canvases import Plan, read_plan
 from anysize.planning.packing import Pass, Step, pack
 from anysize.predict import metrics
+from anysize.predict.joints import JointScores, add_joints, joint_metrics, joints_table
 from anysize.predict.tiles import canvas_logits
 
 WORTH_SAYING = 0.0005
@@ -43,12 +52,13 @@ def evaluate(
     classes: Classes,
     kind: LabelKind,
     pixels: PixelConvention,
+    part_maps: PartMaps = "discs",
     precision: Precision = "float32",
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
     broken: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Compares a net's labels with the masks, at full resolution.
+    """Compares a net's labels with the masks, at full resolution; or joints with their labels.
 
     Args:
         model: Its mode is afterwards as it was before; trained norms use their running statistics.
@@ -57,6 +67,7 @@ def evaluate(
         classes: In the order of the net's logits.
         kind: How the net's logits, and the masks, are meant.
         pixels: What the net takes.
+        part_maps: What a net of joints was trained to give.
         precision: "bf16" computes the net under autocast.
         num_threads: Threads that decode images.
         progress: Called after every canvas with the numbers of images done and of all.
@@ -64,8 +75,8 @@ def evaluate(
             Without it, the first of them is an error.
 
     Returns:
-        What `multiclass_metrics` or `multilabel_metrics` of `anysize.predict.metrics` returns:
-        plain numbers, as JSON takes them.
+        What `multiclass_metrics` or `multilabel_metrics` of `anysize.predict.metrics` returns, or
+        `joint_metrics` of `anysize.predict.joints`: plain numbers, as JSON takes them.
 
     Raises:
         ConfigError: The plan was made for a net of another geometry.
@@ -83,13 +94,15 @@ def evaluate(
     ignore_index = classes.ignore_index
     confusion = metrics.empty_confusion(len(classes.names))
     histograms = metrics.empty_histograms(len(classes.names))
+    joints, by_stem = JointScores(), {sample.stem: sample for sample in samples}
+    at: LossAt = "cells" if kind == "joints" else "full"
     steps = load_steps(
         samples,
         evaluation_steps(sizes, plan),
         [no_augmentation(size) for size in sizes],
         classes=classes,
         geometry=plan.geometry,
-        loss_at="full",
+        loss_at=at,
         pixels=pixels,
         num_threads=num_threads,
         prefetch_steps=PREFETCH_STEPS,
@@ -98,12 +111,14 @@ def evaluate(
     num_done = 0
     with contextlib.closing(steps):
         for batch in _batches(steps, broken):
-            images = canvas_logits(model, batch.pixels, batch.layout, precision=precision)
-            for logits, placement in zip(images, batch.layout.placements, strict=True):
-                r = target_rect(placement, plan.geometry, "full")
-                rows, columns = slice(r.top, r.top + r.height), slice(r.left, r.left + r.width)
-                target = batch.target[r.slot, ..., rows, columns].numpy()
-                if kind == "multiclass":
+            images = canvas_logits(model, batch.pixels, batch.layout, precision=precision, at=at)
+            for logits, rect, stem in zip(images, batch.rects, batch.stems, strict=True):
+                target = cut_out(batch.target, rect).numpy()
+                if kind == "joints":
+                    truth = joints_of(by_stem[stem], len(classes.names))
+                    stride = plan.geometry.head_stride
+                    add_joints(joints, truth, logits.cpu().numpy(), classes, stride, part_maps)
+                elif kind == "multiclass":
                     labels = logits.argmax(0).cpu().numpy()
                     metrics.add_labels(confusion, target, labels, ignore_index=ignore_index)
                 else:
@@ -112,6 +127,8 @@ def evaluate(
             num_done += len(images)
             if progress is not None:
                 progress(num_done, len(samples))
+    if kind == "joints":
+        return joint_metrics(joints, classes.names)
     if kind == "multiclass":
         return metrics.multiclass_metrics(confusion, classes.names)
     return metrics.multilabel_metrics(histograms, classes.names)
@@ -177,6 +194,7 @@ def evaluate_run(
         classes=folder.classes,
         kind=weights.kind,
         pixels=weights.pixels,
+        part_maps=weights.config.part_maps,
         precision=precision,
         num_threads=config.train.loader_threads,
         progress=progress,
@@ -238,6 +256,8 @@ def evaluation_steps(sizes: Sequence[Size], plan: Plan) -> list[Step]:
 
 def format_table(result: dict[str, Any]) -> str:
     """The metrics as lines of text: one row per class, their means, and the totals; in percent."""
+    if result["kind"] == "joints":
+        return joints_table(result)
     totals = f"{result['num_images']:,} images, {result['num_pixels'] / 1e6:,.2f} megapixels"
     if result["kind"] == "multiclass":
         title = "IoU"

@@ -12,12 +12,15 @@ from PIL import Image
 
 from anysize.config import load_config
 from anysize.data.classes import Classes
+from anysize.data.formats.joints import joints_of
 from anysize.data.masks import decode_mask
+from anysize.data.reading import Sample
 from anysize.errors import ConfigError
-from anysize.images.decode import decode_image, viewable
+from anysize.images.decode import Pixels, decode_image, viewable
 from anysize.models.weights_file import Weights
 from anysize.predict.evaluate import held_out
 from anysize.predict.files import NetLabeller, overlay
+from anysize.predict.joint_files import draw_joints_on, find_joints
 from anysize.predict.tiles import DEFAULT_MAX_PIXELS
 
 LONGEST_SIDE = 420
@@ -48,12 +51,26 @@ def draw_examples(run: Path, weights: Weights, number: int) -> Iterator[tuple[st
     labeller = NetLabeller(weights=weights)
     for sample in (samples[i * len(samples) // number] for i in range(number)):
         image = decode_image(sample.image, len(weights.pixels.mean), weights.pixels.float_range)
+        if weights.kind == "joints":
+            yield sample.stem, _side_by_side(_joint_panels(sample, image, labeller))
+            continue
         predicted = labeller.predict(image, max_pixels=DEFAULT_MAX_PIXELS, keep_probabilities=False)
         truth = _one_plane(decode_mask(sample, folder.classes), folder.classes)
         seen = viewable(image, weights.pixels)
         colours = weights.classes.colours
         panels = [seen, overlay(seen, truth, colours), overlay(seen, predicted.labels, colours)]
         yield sample.stem, _side_by_side(panels)
+
+
+def _joint_panels(sample: Sample, image: Pixels, labeller: NetLabeller) -> list[np.ndarray]:
+    classes, seen = labeller.classes, viewable(image, labeller.pixels)
+    joints = joints_of(sample, len(classes.names)).transpose(1, 0, 2)
+    labelled = [of[np.isfinite(of[:, 0])] for of in joints]
+    truth = [np.column_stack([of, np.ones(len(of))]) for of in labelled]
+    found = find_joints(
+        labeller, image, max_pixels=DEFAULT_MAX_PIXELS, several=len(sample.annotations) > 1
+    )
+    return [seen, draw_joints_on(seen, truth, classes), draw_joints_on(seen, found, classes)]
 
 
 def _one_plane(labels: NDArray[np.uint8], classes: Classes) -> NDArray[np.uint8]:

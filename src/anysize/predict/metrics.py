@@ -26,6 +26,7 @@ from anysize.config import LabelKind
 SCORES: Mapping[LabelKind, tuple[str, str]] = {
     "multiclass": ("iou", "miou"),
     "multilabel": ("average_precision", "map"),
+    "joints": ("pck", "mean_pck"),
 }
 """The score of each class, and their mean, by which weights are compared; keys of a result."""
 

@@ -27,13 +27,14 @@ import torch
 from torch import Tensor, nn
 
 from anysize.config import LabelKind, PixelConvention
+from anysize.data.batch import cut_out
 from anysize.data.loader import normalise
 from anysize.device import Precision, computing
 from anysize.errors import ConfigError, WeightsError
 from anysize.geometry import (
     Layout,
+    LossAt,
     NetGeometry,
-    Placement,
     Size,
     ceil_div,
     round_up,
@@ -89,15 +90,21 @@ class Prediction:
 
 
 def canvas_logits(
-    model: Net, pixels: Tensor, layout: Layout, *, precision: Precision = "float32"
+    model: Net,
+    pixels: Tensor,
+    layout: Layout,
+    *,
+    precision: Precision = "float32",
+    at: LossAt = "full",
 ) -> list[Tensor]:
-    """Runs the net on a canvas, in eval mode, and cuts out each image at full resolution.
+    """Runs the net on a canvas, in eval mode, and cuts out each image.
 
     Args:
         model: Its mode is afterwards as it was before.
         pixels: `[n, 3, h, w]`, normalised, zero outside the images, on any device.
         layout: Of the images on the canvas.
         precision: "bf16" computes the net under autocast; upsampling is in float32 in any case.
+        at: "full": upsampled to the image's own size. "cells": as the net gives them.
 
     Returns:
         float32 `[k, h, w]` for each image of the layout, on the model's device.
@@ -110,28 +117,36 @@ def canvas_logits(
     with _evaluating(model), torch.inference_mode(), computing(device, precision):
         logits = model(pixels, layout).float()
     with torch.inference_mode():
-        full = upsample(logits, layout, model.geometry)
-        images = [_cut_out(full, p, model.geometry) for p in layout.placements]
-        for image in images:
+        if at == "full":
+            logits = upsample(logits, layout, model.geometry)
+        rects = [target_rect(p, model.geometry, at) for p in layout.placements]
+        images = [cut_out(logits, rect) for rect in rects]
+        for image, placement in zip(images, layout.placements, strict=True):
             if not torch.isfinite(image).all():
                 raise WeightsError(
                     "The net gives logits that are not finite on an image of "
-                    f"{image.shape[1]}x{image.shape[2]}, in {precision}. Its weights have "
+                    f"{placement.size}, in {precision}. Its weights have "
                     "diverged: use those of an earlier step."
                 )
     return images
 
 
 def predict_logits(
-    model: Net, image: np.ndarray, pixels: PixelConvention, *, precision: Precision = "float32"
+    model: Net,
+    image: np.ndarray,
+    pixels: PixelConvention,
+    *,
+    precision: Precision = "float32",
+    at: LossAt = "full",
 ) -> Tensor:
-    """The logits of one image, whole, at its own size.
+    """The logits of one image, whole.
 
     Args:
         model: The net.
         image: uint8 RGB `[h, w, 3]`.
         pixels: What the net takes.
         precision: See `canvas_logits`.
+        at: See `canvas_logits`.
 
     Returns:
         float32 `[k, h, w]` on the model's device.
@@ -142,7 +157,7 @@ def predict_logits(
     inside = array[0, place.top : place.top + place.height, place.left : place.left + place.width]
     inside[:] = normalise(image, pixels)
     return canvas_logits(
-        model, torch.from_numpy(array).permute(0, 3, 1, 2), layout, precision=precision
+        model, torch.from_numpy(array).permute(0, 3, 1, 2), layout, precision=precision, at=at
     )[0]
 
 
@@ -265,6 +280,49 @@ def predict_tiled(
     )
 
 
+def predict_cells(
+    model: Net,
+    image: np.ndarray | Rows,
+    pixels: PixelConvention,
+    *,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    overlap: int = OVERLAP,
+    precision: Precision = "float32",
+) -> Tensor:
+    """The logits of one image of any size as the net gives them, `[k, cells, cells]` on the CPU.
+
+    In tiles if it has more than `max_pixels`, whose logits are blended. Arguments and errors of
+    `predict_image`.
+    """
+    source, geometry = as_rows(image), model.geometry
+    size, stride = source.size, model.geometry.head_stride
+    rows, columns = plan_tiles(size, geometry, max_pixels=max_pixels, overlap=overlap)
+    shape = geometry.logits_extent(size.height), geometry.logits_extent(size.width)
+    whole: Tensor | None = None
+    row_weights, column_weights = (
+        [_at_cells(weight, geometry) for weight in _axis_weights(axis, extent, overlap)]
+        for axis, extent in ((rows, size.height), (columns, size.width))
+    )
+    for i, top in enumerate(rows.starts):
+        strip = source.read(top, top + rows.extent)
+        for j, left in enumerate(columns.starts):
+            tile = strip[:, left : left + columns.extent]
+            cells = predict_logits(model, tile, pixels, precision=precision, at="cells").cpu()
+            whole = cells.new_zeros(len(cells), *shape) if whole is None else whole
+            _, height, width = cells.shape
+            part = whole[:, top // stride :, left // stride :][:, :height, :width]
+            part += cells * (row_weights[i][:, None] * column_weights[j])
+    assert whole is not None
+    return whole
+
+
+def _at_cells(weight: Tensor, geometry: NetGeometry) -> Tensor:
+    """The weight of each cell of a tile along an axis: that of the pixel at its centre."""
+    stride, extent = geometry.head_stride, len(weight)
+    centres = torch.arange(geometry.logits_extent(extent)) * stride + stride // 2
+    return weight[centres.clamp(max=extent - 1)]
+
+
 def plan_tiles(
     size: Size, geometry: NetGeometry, *, max_pixels: int, overlap: int = OVERLAP
 ) -> tuple[TileAxis, TileAxis]:
@@ -320,11 +378,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _cut_out(full: Tensor, placement: Placement, geometry: NetGeometry) -> Tensor:
-    r = target_rect(placement, geometry, "full")
-    return full[r.slot, :, r.top : r.top + r.height, r.left : r.left + r.width]
 
 
 def _most_probable(probabilities: Tensor, kind: LabelKind) -> Tensor:

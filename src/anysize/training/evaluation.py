@@ -89,6 +89,7 @@ def _evaluate(job: Job, step: int, log: EventLog, stop: Stop) -> dict[str, Any]:
                 classes=job.classes,
                 kind=job.config.loss.labels,
                 pixels=job.pixels,
+                part_maps=job.config.model.part_maps,
                 precision=job.config.train.precision,
                 num_threads=job.config.train.loader_threads,
                 progress=stop.raise_if_requested,

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from anysize.config import (
+    LabelKind,
     ModelConfig,
     PixelConvention,
 )
@@ -30,14 +31,14 @@ from anysize.models.weights_file import (
 
 
 def start_from(
-    model: Net, path: Path, config: ModelConfig, classes: Classes
+    model: Net, path: Path, config: ModelConfig, classes: Classes, kind: LabelKind
 ) -> tuple[PixelConvention | None, str]:
     """Fine-tuning: copies a weights file into a net that is to be trained on other classes perhaps.
 
     The body is taken whole. Of the head, the rows of classes that both have are taken by the
-    classes' names; the rest keep their initial values. Output stride, norm, place of the loss and
-    activation checkpointing may differ; what decides which function the weights are for may not.
-    For a net that `model.net` names, see `_start_any_from`.
+    classes' names, or of joints by theirs; the rest keep their initial values. Output stride, norm,
+    place of the loss and activation checkpointing may differ; what decides which function the
+    weights are for may not. For a net that `model.net` names, see `_start_any_from`.
 
     Returns:
         The pixel convention that the weights were trained with, None where the file says none, and
@@ -52,16 +53,21 @@ def start_from(
     for key in OF_THE_BODY:
         _require_same(key, file, config, path)
     tensors = {n: t for n, t in file.tensors.items() if n.startswith("body.")}
-    head = {n: t for n, t in file.tensors.items() if n.startswith("head.")}
-    own = {n: t for n, t in model.state_dict().items() if n.startswith("head.")}
-    theirs = () if file.classes is None else file.classes.names
+    head = {n: t for n, t in file.tensors.items() if not n.startswith("body.")}
+    own = {n: t for n, t in model.state_dict().items() if not n.startswith("body.")}
+    same_kind = (file.kind == "joints") == (kind == "joints")
+    theirs = () if file.classes is None or not same_kind else file.classes.names
     known = [name for name in classes.names if name in theirs]
     if not known:
         why = "the file has none" if file.classes is None else "no class has the same name"
+        why = why if same_kind or file.kind is None else f"the file's is of {file.kind} labels"
         head, taken = own, f"body ({why}, so the head starts afresh)"
     else:
         _require_same("head_relu", file, config, path)
+        _require_same("part_maps", file, config, path)
         taken = "body and head"
+        fresh = {n: t for n, t in own.items() if n.startswith("intermediate.")}
+        head = fresh | {n: t for n, t in head.items() if n in fresh or n.startswith("head.")}
     if known and theirs != classes.names:
         axes = {name: 1 if tensor.dim() > 1 else 0 for name, tensor in own.items()}
         head = _rows_by_name(head, own, axes, theirs, classes.names, path)
@@ -81,11 +87,12 @@ def _rows_by_name(
 ) -> dict[str, Tensor]:
     """Our head with the rows of theirs whose class it has; `axes` say where the classes are."""
     mixed = {name: tensor.clone() for name, tensor in own.items()}
-    into = [i for i, name in enumerate(ours) if name in theirs]
-    out_of = [theirs.index(ours[i]) for i in into]
+    shared = [name for name in ours if name in theirs]
     for name, tensor in mixed.items():
         axis = axes[name]
-        if name not in head or head[name].shape[axis] != len(theirs):
+        per_class = tensor.shape[axis] // len(ours)
+        into, out_of = (_rows(shared, names, per_class) for names in (ours, theirs))
+        if name not in head or head[name].shape[axis] != per_class * len(theirs):
             raise WeightsError(
                 f"{path} has no tensor {name} for its {len(theirs)} classes. Take another file."
             )
@@ -97,6 +104,14 @@ def _rows_by_name(
             )
         tensor.index_copy_(axis, torch.tensor(into), rows)
     return mixed
+
+
+def _rows(shared: Sequence[str], names: Sequence[str], per_class: int) -> list[int]:
+    """The channels of some classes: of joints, the part map of each, then its location in x, y."""
+    places = [names.index(name) for name in shared]
+    if per_class == 1:
+        return places
+    return places + [len(names) + 2 * i + axis for i in places for axis in (0, 1)]
 
 
 def _what_was_taken(theirs: Sequence[str], ours: Sequence[str]) -> str:

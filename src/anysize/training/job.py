@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from anysize.check.budget import require_fit, require_labels
+from anysize.check.budget import require_fit, require_labels, require_pairs
 from anysize.config import PixelConvention, RunConfig
 from anysize.data.batch import Batch
+from anysize.data.joints import JointMaps, num_logits
 from anysize.data.record import (
     RECORD_FILE,
     compare_with_record,
@@ -80,14 +81,18 @@ def prepare(
         require_fit(train_samples, config, root)
         require_labels(train_samples, classes, "training")
         require_labels(val_samples, classes, "evaluation")
+        require_pairs(config, classes, root)
     plan = plan_for(config, run if resume else None, [s.size for s in train_samples])
     config = _with_class_weights(config, classes, train_samples, console)
 
     generator = torch.Generator().manual_seed(config.train.seed)
-    model = build_model(config.model, len(classes.names), generator=generator)
+    num_channels = num_logits(config.loss.labels, len(classes.names))
+    model = build_model(config.model, num_channels, generator=generator)
     pixels = config.pixels
     if config.train.weights and not resume:
-        theirs, taken = start_from(model, Path(config.train.weights), config.model, classes)
+        theirs, taken = start_from(
+            model, Path(config.train.weights), config.model, classes, config.loss.labels
+        )
         console.print(taken)
         pixels = theirs or pixels
         # These are the camera's, not the net's.
@@ -115,7 +120,7 @@ def prepare(
         pixels=pixels,
         model=model,
         optimizer=optimizer,
-        loss=build_loss(config.loss, classes.ignore_index),
+        loss=build_loss(config.loss, classes.ignore_index, config.model.part_maps),
         device=device,
         console=console,
         tally=tally,
@@ -165,6 +170,11 @@ class Job:
             pass_limit=self.pass_limit,
             stage=self.stage,
         )
+
+    @property
+    def joint_maps(self) -> JointMaps:
+        """What joints become."""
+        return JointMaps(self.config.model.part_maps, self.config.loss.radius)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -70,13 +70,14 @@ def run_steps(
         draws,
         classes=job.classes,
         geometry=job.model.geometry,
-        loss_at=job.config.model.loss_at,
+        loss_at=job.config.loss_at,
         pixels=job.pixels,
         num_threads=config.loader_threads,
         prefetch_steps=config.prefetch_steps,
         start=place.step - epoch * job.steps_per_epoch,
         skip_broken=job.config.data.skip_broken,
         stage=job.stage,
+        joint_maps=job.joint_maps,
     )
     with contextlib.closing(loaded_steps):
         for loaded in loaded_steps:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anysize.config import LabelKind, LossConfig
+from anysize.config import LabelKind, LossConfig, PartMaps
 from anysize.data.batch import Batch, cut_out
 
 
@@ -39,7 +39,7 @@ class Loss(Protocol):
 
         Args:
             logits: `[n, k, th, tw]`, at the resolution of `batch.target` and on the same device.
-            batch: Its target is uint8.
+            batch: Its target is uint8, or float32 for joints.
 
         Returns:
             A scalar, in float32 or in the logits' float64.
@@ -51,9 +51,16 @@ class Loss(Protocol):
         ...
 
 
-def build_loss(config: LossConfig, ignore_index: int) -> Loss:
-    """The loss that `[loss]` describes."""
+def build_loss(config: LossConfig, ignore_index: int, part_maps: PartMaps = "discs") -> Loss:
+    """The loss that `[loss]` describes, and `model.part_maps` for joints."""
     assert config.class_weights != "auto", "numbers by now; see training.class_weights"
+    if config.kind == "pose":
+        return PoseLoss(
+            ignore_index=ignore_index,
+            class_weights=config.class_weights,
+            part_maps=part_maps,
+            location_weight=config.location_weight,
+        )
     make = CrossEntropy if config.kind == "softmax" else SigmoidCrossEntropy
     pixelwise = make(
         ignore_index=ignore_index,
@@ -218,6 +225,63 @@ class WithDice:
 def _focal(terms: Tensor, gamma: float) -> Tensor:
     """Terms `-log p`, each times `(1 - p) ** gamma`; kept off 0, where a root has no gradient."""
     return terms * (-torch.expm1(-terms)).clamp_min(1e-12) ** gamma
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoseLoss:
+    """Joints: the mean over images of what an image alone has.
+
+    That is the mean over its cells and joints of the part maps' loss; the same of the intermediate
+    maps, where logits have them; and `location_weight` times the mean over the cells near a joint
+    of the locations' Huber loss, 0 where no joint is labelled.
+
+    Attributes:
+        ignore_index: Value of entries that do not count.
+        class_weights: One number per joint, for part maps, or empty.
+        part_maps: "discs" have sigmoid cross-entropy, "gaussians" the squared error.
+        location_weight: Of the locations.
+
+    Source: pose-tensorflow `nnet/pose_net.py` and `losses.py`, whose batches hold one image;
+    DeepLabCut's `WeightedMSECriterion`.
+    """
+
+    ignore_index: int = 255
+    class_weights: tuple[float, ...] = ()
+    part_maps: PartMaps = "discs"
+    location_weight: float = 0.05
+
+    def sum(self, logits: Tensor, batch: Batch) -> Tensor:
+        """See `Loss`; of the target see `anysize.data.joints`."""
+        logits = _at_least_float32(logits)
+        total = logits[:0].sum()
+        for rect in batch.rects:
+            own, target = cut_out(logits, rect), cut_out(batch.target, rect).to(logits.dtype)
+            num_joints = len(target) // 3
+            total = total + self._of_maps(own[:num_joints], target[:num_joints])
+            if len(own) > 3 * num_joints:
+                total = total + self._of_maps(own[3 * num_joints :], target[:num_joints])
+            found, wanted = own[num_joints : 3 * num_joints], target[num_joints:]
+            near = (wanted != self.ignore_index).to(logits.dtype)
+            located = F.huber_loss(found * near, wanted * near, reduction="sum")
+            total = total + self.location_weight * located / near.sum().clamp(min=1)
+        return total
+
+    def _of_maps(self, maps: Tensor, target: Tensor) -> Tensor:
+        valid = (target != self.ignore_index).to(maps.dtype)
+        weight = valid
+        if self.class_weights:
+            weight = valid * maps.new_tensor(self.class_weights)[:, None, None]
+        if self.part_maps == "discs":
+            each = F.binary_cross_entropy_with_logits(maps, target * valid, reduction="none")
+        else:
+            each = (maps - target).square()
+        return (weight * each).sum() / valid.sum().clamp(min=1)
+
+    def count(self, batch: Batch) -> int:
+        """Images."""
+        return sum(
+            bool((cut_out(batch.target, rect) != self.ignore_index).any()) for rect in batch.rects
+        )
 
 
 def _num_valid(target: Tensor, ignore_index: int) -> int:

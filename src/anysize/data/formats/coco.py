@@ -50,10 +50,8 @@ from anysize.images.headers import Frame
 MAX_COCO_BYTES = 2 << 30
 """COCO's own training file has 0.45 GB."""
 
-
 MAX_NAME = 250
 """Characters of a file name in a COCO file; file systems hold some more in each part."""
-
 
 _KEYS = {"images", "annotations", "categories"}
 _HEAD_BYTES = 1 << 20
@@ -74,21 +72,7 @@ def read_coco_folder(
     Raises:
         DataError: A file is missing or invalid, or it is not clear which one is meant.
     """
-    if data.train.endswith(".json"):
-        paths = [root / data.train, root / data.val]
-    elif data.labels:
-        paths = [root / data.labels]
-    else:
-        paths = coco_files(root)
-        splits = [[p for p in paths if part in p.stem] for part in ("train", "val")]
-        if len(paths) == 2 and all(len(found) == 1 for found in splits):
-            paths = [found[0] for found in splits]
-        elif len(paths) != 1:
-            names = ", ".join(str(p.relative_to(root)) for p in paths) or "none"
-            raise DataError(
-                f"{root} must hold one COCO file, or one of train and one of val; it holds "
-                f"{names}. Set data.labels to the one, or data.train and data.val to the two."
-            )
+    paths = coco_paths(root, data)
     files = [read_coco(path) for path in paths]
     named_by = "classes.toml"
     if classes is None:
@@ -101,27 +85,49 @@ def read_coco_folder(
         raise DataError(
             f"{paths[0]} and {paths[-1]} have different categories. Give both the same list."
         )
-    encoding = Encoding(kind="coco", labels=kind, categories=files[0].categories)
     return Reading(
         images=root,
         labels=paths[0],
         pairs=pairs,
         classes=classes,
         named_by=named_by,
-        encoding=encoding,
+        encoding=Encoding(kind="coco", labels=kind, categories=files[0].categories),
         because="" if told else "detected by its content",
     )
 
 
-def coco_files(root: Path) -> list[Path]:
-    """The COCO files of a data folder: those of instances, where other kinds lie beside them.
+def coco_paths(root: Path, data: DataConfig, kind: str = "instances_") -> list[Path]:
+    """The one COCO file of a data folder, or that for training and that for evaluation.
+
+    Raises:
+        DataError: There is none, or it is not clear which one is meant.
+    """
+    if data.train.endswith(".json"):
+        return [root / data.train, root / data.val]
+    if data.labels:
+        return [root / data.labels]
+    paths = coco_files(root, kind)
+    if len(paths) == 1:
+        return paths
+    splits = [[p for p in paths if part in p.stem] for part in ("train", "val")]
+    if len(paths) != 2 or any(len(found) != 1 for found in splits):
+        names = ", ".join(str(p.relative_to(root)) for p in paths) or "none"
+        raise DataError(
+            f"{root} must hold one COCO file, or one of train and one of val; it holds "
+            f"{names}. Set data.labels to the one, or data.train and data.val to the two."
+        )
+    return [found[0] for found in splits]
+
+
+def coco_files(root: Path, kind: str = "instances_") -> list[Path]:
+    """The COCO files of a data folder: those of a kind, where other kinds lie beside them.
 
     Raises:
         FaultError: One is damaged.
     """
     files = sorted([*root.glob("*.json"), *root.glob("annotations/*.json")])
     files = [p for p in files if is_one_of(p, (".json",))][:100]
-    named = [p for p in files if p.name.startswith("instances_")]
+    named = [p for p in files if p.name.startswith(kind)]
     return [p for p in named or files if _is_coco(p)]
 
 
@@ -150,18 +156,18 @@ class CocoFile:
         images: File name, size if it is told, and id of each image.
         annotations: By the image's id.
         categories: Their names by id, in the order of the ids.
+        category_entries: As the file has them.
     """
 
     path: Path
     images: tuple[tuple[str, Size | None, int | str], ...]
     annotations: Mapping[int | str, tuple[Mapping[str, Any], ...]]
     categories: Mapping[int | str, str]
+    category_entries: Sequence[Mapping[str, Any]] = ()
 
 
 def read_coco(path: Path) -> CocoFile:
-    """Reads a COCO file.
-
-    Ids are the same where they are the same number, as 7 and "7" are.
+    """Reads a COCO file. Ids are the same where they are the same number, as 7 and "7" are.
 
     Raises:
         FaultError: It cannot be read or is invalid.
@@ -177,7 +183,7 @@ def read_coco(path: Path) -> CocoFile:
             of_image = _key_of(entry["image_id"], "the `image_id` of an annotation")
             by_image.setdefault(of_image, []).append(entry)
         for entry in images:
-            name = _name_of(entry["file_name"])
+            name = image_name(entry["file_name"])
             image_id = _key_of(entry["id"], f"the `id` of image {name!r}")
             listed.append((name, size_of(entry.get("height"), entry.get("width")), image_id))
         ids = [_key_of(entry["id"], "the `id` of a category") for entry in categories]
@@ -203,6 +209,7 @@ def read_coco(path: Path) -> CocoFile:
         images=tuple(listed),
         annotations={key: tuple(entries) for key, entries in by_image.items()},
         categories=dict(sorted(names.items(), key=lambda n: (isinstance(n[0], str), n[0]))),
+        category_entries=categories,
     )
 
 
@@ -221,7 +228,7 @@ def _key_of(value: object, what: str) -> int | str:
     return value
 
 
-def _name_of(value: object) -> str:
+def image_name(value: object) -> str:
     """The path of an image, with the slashes that Windows writes the other way.
 
     Raises:
