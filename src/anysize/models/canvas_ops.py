@@ -30,7 +30,7 @@ from anysize.models.field import (
     zero_fresh,
     zero_outside,
 )
-from anysize.models.ops import ValidBatchNorm
+from anysize.models.ops import valid_batch_norm, valid_group_norm
 
 Pair = tuple[int, int]
 Extents = tuple[Sequence[int], Sequence[int]]
@@ -403,13 +403,13 @@ def batch_norm(call: Call) -> Tensor:
         raise ValueError(f"Expected more than 1 value per channel when training, got {x.shape}")
     weight = x.new_ones(x.shape[1]) if a["weight"] is None else a["weight"]
     bias = x.new_zeros(x.shape[1]) if a["bias"] is None else a["bias"]
-    y, own_mean, own_variance = ValidBatchNorm.apply(x, weight, bias, mask, a["eps"])
+    y, own_mean, own_variance = valid_batch_norm(x, weight, bias, mask, a["eps"])
     if mean is not None and variance is not None:
         with torch.no_grad():
             unbiased = own_variance * (mask.num_valid / (mask.num_valid - 1))
             mean.lerp_(own_mean.to(mean.dtype), a["momentum"])
             variance.lerp_(unbiased.to(variance.dtype), a["momentum"])
-    return put(y.to(x.dtype), found)
+    return put(y, found)
 
 
 def group_norm(call: Call) -> Tensor:
@@ -446,21 +446,11 @@ def _normalised(
 ) -> Tensor:
     found = spatial(x)
     found.level.one_per_slot(name)
-    precise = torch.float64 if x.dtype == torch.float64 else torch.float32
-    slots, channels, height, width = x.shape
-    inside = found.level.inside(x.device, precise)[:, None]
-    values = zero_outside(x, found, own_gradient=False).to(precise)
-    values = values.reshape(slots, groups, channels // groups, height, width)
-    count = found.level.cells(x.device, precise).view(-1, 1, 1, 1, 1) * (channels // groups)
-    dims = (2, 3, 4)
-    centred = (values - values.sum(dims, keepdim=True) / count) * inside
-    variance = centred.square().sum(dims, keepdim=True) / count
-    y = (centred * torch.rsqrt(variance + eps)).reshape(x.shape)
-    if weight is not None:
-        y = y * weight[:, None, None]
-    if bias is not None:
-        y = y + bias[:, None, None]
-    return put(y.to(x.dtype), found, clean=bias is None)
+    if x.is_meta:  # a dry run, which computes nothing
+        return put(torch.empty_like(x), found)
+    cells = found.level.cells(x.device, torch.float64)
+    y = valid_group_norm(x, groups, weight, bias, found.level.mask, cells, eps)
+    return put(y, found)
 
 
 def layer_norm(call: Call) -> Tensor:

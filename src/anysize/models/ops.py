@@ -87,43 +87,159 @@ def masked_relu(x: Tensor, mask: LevelMask) -> Tensor:
     return _MaskedReLU.apply(x, mask)
 
 
-class ValidBatchNorm(torch.autograd.Function):
-    """Batch norm with the mean and the variance of the valid cells; gives all three."""
+def _precise(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _valid_moments(
+    x: Tensor, mask: LevelMask, count: Tensor | int, *, per_slot: bool
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each channel's valid cells, in float32 at least.
+
+    No copy of `x` is made: its outside holds the mean for a while, so that it adds nothing to the
+    squares, and zeros afterwards.
+
+    Args:
+        x: `[n, c, h, w]`.
+        mask: Of its level.
+        count: Valid cells of each channel, `[c]` or `[n, c]`.
+        per_slot: Whether each slot has moments of its own.
+
+    Returns:
+        Both `[c]`, or `[n, c]` where each slot has its own.
+    """
+    data = zero_outside_(x.data, mask)
+    mean = data.sum((2, 3) if per_slot else (0, 2, 3), dtype=_precise(x)) / count
+    filling = mean.to(x.dtype)
+    for r in mask.strips:
+        value = (filling[r.slot] if per_slot else filling)[:, None, None]
+        data[r.slot, :, r.top : r.top + r.height, r.left : r.left + r.width] = value
+    channels = data.reshape(1, -1, *x.shape[2:]) if per_slot else data
+    unused = (torch.zeros_like(mean).flatten(), torch.zeros_like(mean).flatten())
+    _, variance = torch.batch_norm_update_stats(channels, *unused, 0.0)
+    zero_outside_(data, mask)
+    total = channels.shape[0] * x.shape[2] * x.shape[3]
+    # The mean was rounded where it was filled in: what that added to the squares.
+    rounded = (mean - filling).square() * ((total - count) / total)
+    variance = (variance.view_as(mean) * (total / count) - rounded).clamp(min=0)
+    return mean, variance
+
+
+class _ValidNorm(torch.autograd.Function):
+    """`(x - mean) / std * gamma + beta` of each channel, where both follow from the valid cells.
+
+    Keeps `x` and numbers of each channel, as the plain norm does.
+    """
 
     @staticmethod
-    def forward(  # noqa: D102
+    def forward(
         ctx: Any,  # noqa: ANN401
         x: Tensor,
         gamma: Tensor,
         beta: Tensor,
+        moments: tuple[Tensor, Tensor],
+        count: Tensor | int,
+        num_together: int,
         mask: LevelMask,
         epsilon: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        statistics = torch.float64 if x.dtype == torch.float64 else torch.float32
-        centred = zero_outside_(x.to(statistics, copy=True), mask)
-        mean = centred.sum((0, 2, 3)) / mask.num_valid
-        # Centred first: a sum of squares of large values would lose the variance.
-        zero_outside_(centred.sub_(mean[:, None, None]), mask)
-        variance = centred.square().sum((0, 2, 3)) / mask.num_valid
-        inverse_std = torch.rsqrt(variance + epsilon)
-        ctx.save_for_backward(centred, gamma, inverse_std)
-        ctx.mask = mask
-        y = centred * (gamma * inverse_std)[:, None, None] + beta[:, None, None]
-        ctx.mark_non_differentiable(mean, variance)
-        return y, mean, variance
+    ) -> Tensor:
+        ctx.save_for_backward(x, gamma, *moments)
+        ctx.rest = (count, num_together, mask, epsilon)
+        return _affine(x, moments, gamma, beta, epsilon)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401, D102
-        centred, gamma, inverse_std = ctx.saved_tensors
-        mask: LevelMask = ctx.mask
-        grad = zero_outside_(grads[0].clone(memory_format=torch.preserve_format), mask)
-        d_beta = grad.sum((0, 2, 3))
-        d_gamma = (grad * centred).sum((0, 2, 3)) * inverse_std
-        mean_grad = d_beta / mask.num_valid
-        mean_product = d_gamma * inverse_std / mask.num_valid
-        dx = grad.sub_(mean_grad[:, None, None]).sub_(centred * mean_product[:, None, None])
-        dx = zero_outside_(dx.mul_((gamma * inverse_std)[:, None, None]), mask)
-        return dx, d_gamma, d_beta, None, None
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, gamma, *moments = ctx.saved_tensors
+        count, num_together, mask, epsilon = ctx.rest
+        grad = grads[0].contiguous() if 0 in grads[0].stride() else grads[0]
+        per_slot = len(gamma) != x.shape[1]
+        zero_outside_(grad, mask)
+        shape = (1, len(gamma), *x.shape[2:]) if per_slot else x.shape
+        inverse_std = torch.rsqrt(moments[1] + epsilon)
+        dx, d_gamma, d_beta = torch.ops.aten.native_batch_norm_backward(
+            grad.reshape(shape),
+            x.reshape(shape),
+            gamma,
+            *moments,
+            *(moments[0], inverse_std),
+            False,
+            epsilon,
+            [True, True, True],
+        )
+
+        def mean_of(d: Tensor) -> Tensor:
+            groups = (d * gamma).view(-1, num_together)
+            return groups.sum(1, keepdim=True).expand_as(groups).reshape(-1) * inverse_std / count
+
+        # Through mean and variance; written as a norm, it needs no copy in float32.
+        dx += _affine(x, tuple(moments), -mean_of(d_gamma), -mean_of(d_beta), epsilon).view(shape)
+        return zero_outside_(dx.view_as(x), mask), d_gamma, d_beta, *(None,) * 5
+
+
+def _affine(
+    x: Tensor, moments: tuple[Tensor, ...], gamma: Tensor, beta: Tensor, epsilon: float
+) -> Tensor:
+    shape = x.shape if len(gamma) == x.shape[1] else (1, len(gamma), *x.shape[2:])
+    made = torch.batch_norm(
+        x.reshape(shape), gamma, beta, *moments, False, 0.0, epsilon, torch.backends.cudnn.enabled
+    )
+    return made if made.shape == x.shape else torch.ops.aten._unsafe_view(made, list(x.shape))
+
+
+def valid_batch_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, mask: LevelMask, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm with the mean and the variance of the valid cells; gives all three.
+
+    Args:
+        x: `[n, c, h, w]`; its outside is overwritten with zeros.
+        gamma: `[c]`.
+        beta: `[c]`.
+        mask: Of the level of `x`.
+        epsilon: Added to the variance.
+    """
+    x = x.contiguous() if 0 in x.stride() else x
+    moments = _valid_moments(x, mask, mask.num_valid, per_slot=False)
+    gamma, beta = gamma.to(moments[0].dtype), beta.to(moments[0].dtype)
+    y = _ValidNorm.apply(x, gamma, beta, moments, mask.num_valid, 1, mask, epsilon)
+    return y, *moments
+
+
+def valid_group_norm(
+    x: Tensor,
+    num_groups: int,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    mask: LevelMask,
+    cells: Tensor,
+    epsilon: float,
+) -> Tensor:
+    """Group norm with the mean and the variance of each slot's valid cells.
+
+    Args:
+        x: `[n, c, h, w]`; its outside is overwritten with zeros.
+        num_groups: Groups of channels.
+        gamma: `[c]`; None: 1.
+        beta: `[c]`; None: 0.
+        mask: Of the level of `x`.
+        cells: Valid cells of each slot, `[n]`, at least 1.
+        epsilon: Added to the variance.
+    """
+    x = x.contiguous()
+    together = x.shape[1] // num_groups
+    count = cells.to(_precise(x))[:, None].expand(x.shape[:2])
+    means, variances = _valid_moments(x, mask, count, per_slot=True)
+    groups = (len(x), num_groups, together)
+    mean = means.view(groups).mean(2, keepdim=True)
+    apart = (means.view(groups) - mean).square()
+    variance = (variances.view(groups) + apart).mean(2, keepdim=True)
+    moments = (mean.expand(groups).reshape(-1), variance.expand(groups).reshape(-1))
+    gamma = mean.new_ones(x.shape[1]) if gamma is None else gamma.to(mean.dtype)
+    beta = mean.new_zeros(x.shape[1]) if beta is None else beta.to(mean.dtype)
+    each = (gamma.repeat(len(x)), beta.repeat(len(x)))
+    counts = count.reshape(-1) * together
+    return _ValidNorm.apply(x, *each, moments, counts, together, mask, epsilon)
 
 
 class ConvNorm(nn.Module):
@@ -204,9 +320,9 @@ class ConvNorm(nn.Module):
         return F.linear(rows, weights[:, :, 0, 0], bias).permute(0, 3, 1, 2)
 
     def _normalise_by_step(self, x: Tensor, mask: LevelMask) -> Tensor:
-        y, mean, variance = ValidBatchNorm.apply(x, self.gamma, self.beta, mask, self.EPSILON)
+        y, mean, variance = valid_batch_norm(x, self.gamma, self.beta, mask, self.EPSILON)
         self._last_statistics = (mean, variance, mask.num_valid)
-        return y.to(x.dtype)
+        return y
 
     @torch.no_grad()
     def update_moving_statistics(self) -> None:
