@@ -149,7 +149,10 @@ class _ValidNorm(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(  # pyright: ignore
+        ctx: Any,  # noqa: ANN401
+        *grads: Tensor,
+    ) -> tuple[Tensor | None, ...]:
         x, gamma, *moments = ctx.saved_tensors
         count, num_together, mask, epsilon = ctx.rest
         grad = grads[0].contiguous() if 0 in grads[0].stride() else grads[0]
@@ -181,8 +184,10 @@ def _affine(
     x: Tensor, moments: tuple[Tensor, ...], gamma: Tensor, beta: Tensor, epsilon: float
 ) -> Tensor:
     shape = x.shape if len(gamma) == x.shape[1] else (1, len(gamma), *x.shape[2:])
+    mean, variance = moments
+    cudnn = torch.backends.cudnn.enabled
     made = torch.batch_norm(
-        x.reshape(shape), gamma, beta, *moments, False, 0.0, epsilon, torch.backends.cudnn.enabled
+        x.reshape(shape), gamma, beta, mean, variance, False, 0.0, epsilon, cudnn
     )
     return made if made.shape == x.shape else torch.ops.aten._unsafe_view(made, list(x.shape))
 
