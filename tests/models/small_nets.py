@@ -47,6 +47,23 @@ class Classifier(Lister):
         return self.conv(x).mean((2, 3))
 
 
+class Pooler(Lister):
+    """A norm behind global pooling, as DeepLab's image branch has it."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.branch = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(num_classes, num_classes, 1),
+            nn.BatchNorm2d(num_classes),
+        )
+        self.norm = nn.BatchNorm2d(num_classes)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        return y + self.branch(y)
+
+
 class Resizer(Lister):
     """Exact on canvases; traced, it has the extents of one image."""
 

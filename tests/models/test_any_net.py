@@ -10,7 +10,14 @@ from tests.models.small_nets import SmallUnet
 
 from anysize.config import ModelConfig, PixelConvention, load_config
 from anysize.data.samples import Classes
-from anysize.errors import AnysizeError, ConfigError, UnsupportedNetError, WeightsError
+from anysize.errors import (
+    AnysizeError,
+    ConfigError,
+    ShapeError,
+    UnsupportedNetError,
+    WeightsError,
+)
+from anysize.geometry import Canvas, Layout, Placement
 from anysize.models.any_net import package_of
 from anysize.models.build import build_model, geometry_of
 from anysize.models.weights_file import Weights, load_weights, save_weights
@@ -58,6 +65,27 @@ def test_frozen_norms_keep_their_statistics_and_train_their_scale():
         assert modes["BatchNorm2d"] is moves
         assert modes["Conv2d"]
         assert all(p.requires_grad for p in net.parameters())
+
+
+def test_a_norm_behind_global_pooling_takes_moving_statistics_for_one_image():
+    net = build_model(ModelConfig(net=f"{HERE}:Pooler", norm="trained"), 3).double().train()
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=seeded(0))
+    x[1, :, 10:] = 0  # Of the second image, 10x16.
+    two = Layout(Canvas(2, 16, 16), (Placement(0, 0, 0, 16, 16), Placement(1, 0, 0, 10, 16)))
+    net(x, two)
+    assert net.net.branch[2].num_batches_tracked == 1
+    alone = Layout(Canvas(1, 16, 16), two.placements[:1])
+    found = net(x[:1], alone)
+    assert all(m.training for m in net.modules())
+    assert net.net.branch[2].num_batches_tracked == 1
+    assert net.net.norm.num_batches_tracked == 2
+    plain = net.net
+    plain.branch[2].eval()
+    assert torch.allclose(found, plain(x[:1]), atol=1e-12)
+    plain.branch[2].train()
+    one_pixel = Layout(Canvas(1, 1, 1), (Placement(0, 0, 0, 1, 1),))
+    with pytest.raises(ShapeError, match="one value per channel for images of 1x1"):
+        net(x[:1, :, :1, :1], one_pixel)
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,17 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from anysize.config import ModelConfig
-from anysize.errors import AnysizeError, ConfigError, UnsupportedNetError
-from anysize.geometry import NetGeometry, round_up
+from anysize.errors import AnysizeError, ConfigError, ShapeError, UnsupportedNetError
+from anysize.geometry import Layout, NetGeometry, round_up
 from anysize.models.fcn import UpsamplingHead
 from anysize.models.net import Net
 from anysize.models.on_canvas import OnCanvas, chosen_output, geometry_of_net
@@ -41,10 +42,22 @@ _CHECKED_EXTENT = 256
 
 
 class AnyNet(OnCanvas, Net):
-    """A net of any package as a run knows nets; the state dict is the net's own."""
+    """A net of any package as a run knows nets; the state dict is the net's own.
 
-    def __init__(self, net: nn.Module, geometry: NetGeometry, *, norms_frozen: bool) -> None:
+    A batch norm behind global pooling has one value per image and channel, so PyTorch refuses to
+    train it on one image. In passes of one image it takes its moving statistics instead.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        geometry: NetGeometry,
+        *,
+        norms_frozen: bool,
+        pooled_norms: Sequence[str] = (),
+    ) -> None:
         super().__init__(net)
+        self._pooled_norms = [net.get_submodule(name) for name in pooled_norms]
         self._geometry = geometry
         self._norms_frozen = norms_frozen
         self._multiple = geometry.size_multiple
@@ -59,9 +72,33 @@ class AnyNet(OnCanvas, Net):
         super().train(mode)
         if self._norms_frozen:
             for module in self.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                if isinstance(module, _BatchNorm):
                     module.eval()
         return self
+
+    def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
+        """See `Net`.
+
+        Raises:
+            ShapeError: As `OnCanvas`; or a batch norm in training has one value per channel.
+        """
+        alone = len(layout.placements) == 1
+        waiting = [norm for norm in self._pooled_norms if alone and norm.training]
+        for norm in waiting:
+            norm.eval()
+        try:
+            return super().forward(pixels, layout)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            sizes = ", ".join(str(p.size) for p in layout.placements)
+            raise ShapeError(
+                f"In training, a batch norm has one value per channel for images of {sizes}. Raise "
+                'plan.images_per_step, use larger images, or set model.norm to "frozen".'
+            ) from error
+        finally:
+            for norm in waiting:
+                norm.train()
 
 
 class _TimmLabeller(nn.Module):
@@ -95,7 +132,8 @@ def build_any(
     with _initial_weights_of(generator):
         net = _built(config, num_classes)
     geometry = geometry_of_net(net, num_channels=config.num_channels)
-    shape = _output_shape(net, config.num_channels, geometry.size_multiple)
+    pooled: list[str] = []
+    shape = _output_shape(net, config.num_channels, geometry.size_multiple, pooled)
     if len(shape) != 4 or shape[1] != num_classes:
         raise ConfigError(
             f"`model.net` {config.net} gives {shape} for pixels [1, {config.num_channels}, h, w], "
@@ -103,7 +141,8 @@ def build_any(
             "told their number if its function has a parameter `num_classes`; else give it in "
             "[model.arguments]."
         )
-    return AnyNet(net, geometry, norms_frozen=config.norm == "frozen")
+    frozen = config.norm == "frozen"
+    return AnyNet(net, geometry, norms_frozen=frozen, pooled_norms=pooled)
 
 
 def geometry_of_any(config: ModelConfig) -> NetGeometry:
@@ -257,9 +296,24 @@ def _said(error: Exception) -> str:
     return f"{text} ({Path(place.filename).name}, line {place.lineno})"
 
 
-def _output_shape(net: nn.Module, num_channels: int, multiple: int = 1) -> tuple[int, ...]:
+def _output_shape(
+    net: nn.Module, num_channels: int, multiple: int = 1, pooled_norms: list[str] | None = None
+) -> tuple[int, ...]:
+    """Of one image; also names the batch norms that then see one cell."""
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            del module
+            if pooled_norms is not None and inputs[0].shape[2:].numel() == 1:
+                pooled_norms.append(name)
+
+        return hook
+
     meta = copy.deepcopy(net).to("meta").eval()
     extent = round_up(_CHECKED_EXTENT, multiple)
+    for name, module in meta.named_modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_pre_hook(note(name))
     with torch.no_grad():
         y = meta(torch.empty(1, num_channels, extent, extent, device="meta"))
     return tuple(chosen_output(y, None).shape)
