@@ -59,6 +59,12 @@ parity-torchvision: $(STAMP) .parity/torchvision/installed
 prove-peers: .parity/peers/installed
 	PYTHONPATH=src .parity/peers/bin/python -W ignore -m parity.prove_peers docs/nets.md
 
+# Runs of such nets by the command, from the libraries' own weights.
+.PHONY: runs-of-peers
+runs-of-peers: .parity/peers/installed
+	.parity/peers/bin/python -m pip install --quiet --disable-pip-version-check -c parity/constraints-peers.txt -e ".[export]"
+	PYTHONPATH=src:. .parity/peers/bin/python -W ignore -m parity.runs_of_peers
+
 .parity/peers/installed: parity/constraints-peers.txt
 	$(PYTHON) -m venv .parity/peers
 	.parity/peers/bin/python -m pip install --quiet --disable-pip-version-check -c $< torch "huggingface_hub<1" PyYAML safetensors tqdm numpy pillow rich
