@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from anysize.errors import ShapeError, UnsupportedNetError
-from anysize.geometry import Canvas, Layout, Placement
+from anysize.geometry import Canvas, Layout, Placement, check_layout, round_up
 from anysize.models import canvas_rules, field
 from anysize.models.on_canvas import geometry_of_net, on_canvas
 from anysize.models.prove import prove
@@ -18,6 +18,13 @@ from anysize.models.prove import prove
 SIZES = st.lists(
     st.tuples(st.integers(12, 30), st.integers(12, 30)), min_size=2, max_size=3, unique=True
 )
+PLACES = st.lists(
+    st.tuples(st.integers(0, 1), st.booleans(), st.integers(0, 2), st.integers(0, 2)),
+    min_size=3,
+    max_size=3,
+)
+"""For each image: the slot, beside the others or below them, and cells further down and right."""
+
 QUICK = settings(max_examples=15, deadline=None, derandomize=True)
 
 
@@ -45,24 +52,56 @@ def seeded(net):
     return net
 
 
-def difference(net, sizes, margin=5):
-    """Of outputs and gradients, on a padded batch against alone."""
-    generator = torch.Generator().manual_seed(1)
-    images = [torch.randn(1, 3, *s, generator=generator, dtype=torch.float64) for s in sizes]
-    height, width = (max(s[i] for s in sizes) + margin for i in (0, 1))
-    layout = Layout(
+def padded_batch(sizes):
+    height, width = (max(s[i] for s in sizes) + 5 for i in (0, 1))
+    return Layout(
         Canvas(len(sizes) + 1, height, width),
         tuple(Placement(i, 0, 0, *s) for i, s in enumerate(sizes)),
     )
-    pixels = torch.full((len(sizes) + 1, 3, height, width), 7.0, dtype=torch.float64)
-    for i, image in enumerate(images):
-        pixels[i, :, : image.shape[2], : image.shape[3]] = image[0]
-    alone = [net(image) for image in images]
+
+
+def mosaic(sizes, places, geometry):
+    """Images beside and below each other, as close as the geometry allows or some cells more."""
+    assert geometry.mosaic
+    assert geometry.size_multiple == 1
+    placed = []
+    for size, (slot, beside, down, right) in zip(sizes, places, strict=False):
+        own = [p for p in placed if p.slot == slot]
+        top = left = 0
+        if beside:
+            left = max((p.left + geometry.step(p.width) for p in own), default=0)
+        else:
+            top = max((p.top + geometry.step(p.height) for p in own), default=0)
+        stride = geometry.output_stride
+        placed.append(Placement(slot, top + down * stride, left + right * stride, *size))
+    height = max(p.top + p.height for p in placed)
+    width = max(p.left + p.width for p in placed)
+    canvas = Canvas(2, *(round_up(n, geometry.canvas_multiple) for n in (height, width)))
+    layout = Layout(canvas, tuple(placed))
+    check_layout(layout, geometry)
+    return layout
+
+
+def difference(net, sizes, places=None):
+    """Of outputs and gradients, on a padded batch or a mosaic against alone."""
+    generator = torch.Generator().manual_seed(1)
+    images = [torch.randn(1, 3, *s, generator=generator, dtype=torch.float64) for s in sizes]
     model = on_canvas(net)
     model._multiple = 1  # spares a dry run for each case; these nets take any size
+    if places is None:
+        layout = padded_batch(sizes)
+    else:
+        layout = mosaic(sizes, places, geometry_of_net(net, describe_logits=False))
+    canvas = layout.canvas
+    pixels = torch.full((canvas.slots, 3, *canvas[1:]), 7.0, dtype=torch.float64)
+    for image, p in zip(images, layout.placements, strict=True):
+        pixels[p.slot, :, p.top : p.top + p.height, p.left : p.left + p.width] = image[0]
+    alone = [net(image) for image in images]
     y = model(pixels, layout)
-    rects = field.field_of(y).level.rects
-    ours = [y[i : i + 1, :, : r.height, : r.width] for i, r in enumerate(rects)]
+    ours = [
+        y[r.slot : r.slot + 1, :, r.top : r.top + r.height, r.left : r.left + r.width]
+        for r in field.field_of(y).level.rects
+    ]
     assert [o.shape for o in ours] == [a.shape for a in alone]
     names = list(net.parameters())
     theirs = torch.autograd.grad(sum(a.square().sum() for a in alone), names)
@@ -79,56 +118,114 @@ def difference(net, sizes, margin=5):
 @QUICK
 @given(
     sizes=SIZES,
+    places=st.none() | PLACES,
     kernel=st.integers(1, 5),
     stride=st.integers(1, 3),
     dilation=st.integers(1, 2),
     padding=st.integers(0, 3),
     groups=st.sampled_from([1, 2, 4]),
 )
-def test_convolutions(sizes, kernel, stride, dilation, padding, groups):
+def test_convolutions(sizes, places, kernel, stride, dilation, padding, groups):
     conv = nn.Conv2d(4, 4, kernel, stride, padding, dilation, groups)
-    assert difference(seeded(Around(conv)), sizes) < 1e-12
-
-
-@QUICK
-@given(sizes=SIZES, kernel=st.integers(1, 4), stride=st.integers(1, 3), padding=st.integers(0, 1))
-def test_transposed_convolutions(sizes, kernel, stride, padding):
-    padding = min(padding, kernel - 1)
-    conv = nn.ConvTranspose2d(4, 4, kernel, stride, padding, output_padding=stride - 1)
-    assert difference(seeded(Around(conv)), sizes) < 1e-12
+    assert difference(seeded(Around(conv)), sizes, places) < 1e-12
 
 
 @QUICK
 @given(
     sizes=SIZES,
+    places=st.none() | PLACES,
+    kernel=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 1),
+    dilation=st.integers(1, 2),
+)
+def test_transposed_convolutions(sizes, places, kernel, stride, padding, dilation):
+    padding = min(padding, kernel - 1)
+    conv = nn.ConvTranspose2d(
+        4, 4, kernel, stride, padding, output_padding=stride - 1, dilation=dilation
+    )
+    assert difference(seeded(Around(conv)), sizes, places) < 1e-12
+
+
+@QUICK
+@given(
+    sizes=SIZES,
+    places=st.none() | PLACES,
     kernel=st.integers(2, 4),
     stride=st.integers(1, 3),
     padding=st.integers(0, 1),
+    dilation=st.integers(1, 2),
     ceil=st.booleans(),
     kind=st.sampled_from(["max", "max of relu", "average", "average inside"]),
 )
-def test_poolings(sizes, kernel, stride, padding, ceil, kind):
+def test_poolings(sizes, places, kernel, stride, padding, dilation, ceil, kind):
     if kind.startswith("max"):
-        pool = nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
+        pool = nn.MaxPool2d(kernel, stride, padding, dilation, ceil_mode=ceil)
     else:
         pool = nn.AvgPool2d(
             kernel, stride, padding, ceil_mode=ceil, count_include_pad=kind == "average"
         )
     net = Around(pool, activation=nn.ReLU() if "relu" in kind else nn.SiLU())
-    assert difference(seeded(net), sizes) < 1e-12
+    assert difference(seeded(net), sizes, places) < 1e-12
 
 
 @QUICK
 @given(
     sizes=SIZES,
-    scale=st.sampled_from([2, 3, 1.5, 0.5]),
+    places=st.none() | PLACES,
+    scale=st.sampled_from([2, 3, 4, 1.5, 0.5]),
     mode=st.sampled_from(["nearest", "bilinear", "corners"]),
 )
-def test_resizing(sizes, scale, mode):
+def test_resizing(sizes, places, scale, mode):
     corners = {"nearest": None, "bilinear": False, "corners": True}[mode]
     kind = "nearest" if mode == "nearest" else "bilinear"
     up = nn.Upsample(scale_factor=scale, mode=kind, align_corners=corners)
-    assert difference(seeded(Around(up)), sizes) < 1e-12
+    net = seeded(Around(up))
+    if not geometry_of_net(net, describe_logits=False).mosaic:
+        assert scale in (1.5, 0.5, 3) or mode == "corners"
+        places = None
+    assert difference(net, sizes, places) < 1e-12
+
+
+@QUICK
+@given(sizes=SIZES, places=st.none() | PLACES, edges=st.tuples(*[st.integers(-2, 3)] * 4))
+def test_padding_and_cropping(sizes, places, edges):
+    assert difference(seeded(Around(nn.ZeroPad2d(edges))), sizes, places) < 1e-12
+
+
+LEFT_OUT = {
+    "conv2d": nn.Conv2d(4, 4, 3, 2, 2, dilation=2),
+    "conv_transpose2d": nn.ConvTranspose2d(4, 4, 3, 2, 1, output_padding=1),
+    "max_pool2d": nn.MaxPool2d(3, 2, 1),
+    "avg_pool2d": nn.AvgPool2d(3, 2, 1),
+    "interpolate": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "pad": nn.ZeroPad2d((2, 1, 1, 2)),
+}
+"""Operations by name, of which each masks what it reads."""
+
+
+@pytest.mark.parametrize("where", ["padded batch", "mosaic"])
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_control_an_operation_that_does_not_mask(monkeypatch, name, where):
+    """With only this operation's own masking left out, its result must differ."""
+    net = seeded(Around(LEFT_OUT[name]))
+    if name != "conv2d":  # so that no later operation is at fault
+        net.last = nn.Conv2d(4, 2, 1).double()
+    rule = canvas_rules.RULES[name]
+
+    def forgetful(call):
+        with monkeypatch.context() as patch:
+            for module in (canvas_rules.canvas_ops, canvas_rules.canvas_resizing):
+                for masking in ("zero_outside", "filled_outside"):
+                    patch.setattr(module, masking, lambda x, *_, **__: x)
+            patch.setattr(canvas_rules.canvas_resizing._Replicated, "apply", lambda x, *_: x)
+            return rule(call)
+
+    sizes = [(17, 22), (24, 13), (20, 20)]
+    places = None if where == "padded batch" else [(0, True, 0, 0)] * 2 + [(0, False, 0, 1)]
+    assert difference(net, sizes, places) < 1e-12
+    monkeypatch.setitem(canvas_rules.RULES, name, forgetful)
+    assert difference(net, sizes, places) > 1e-4
 
 
 class Pieces(nn.Module):
