@@ -37,6 +37,7 @@ from anysize.planning.packing import Plan
 from anysize.predict import files
 from anysize.predict.evaluate import evaluate_run
 from anysize.predict.tiles import DEFAULT_MAX_PIXELS, Prediction, predict_probabilities
+from anysize.ranks import join
 from anysize.training.run import train as train_run
 
 __all__ = ["Labeller", "convert", "evaluate", "load", "plan", "train"]
@@ -230,13 +231,16 @@ def evaluate(
         AnysizeError: No run, or its data cannot be read.
     """
     path = Path(run)
-    return evaluate_run(
-        path if path.is_dir() else path.parent,
-        load_weights(weights_path(path), select_device(device)),
-        data=None if data is None else Path(data),
-        precision=precision,
-        say=lambda line: _or_quiet(console).print(line, highlight=False, markup=False),
-    )
+    with join() as ranks:
+        told = ranks.console(_or_quiet(console))
+        return evaluate_run(
+            path if path.is_dir() else path.parent,
+            load_weights(weights_path(path), select_device(device)),
+            data=None if data is None else Path(data),
+            precision=precision,
+            say=lambda line: told.print(line, highlight=False, markup=False),
+            ranks=ranks,
+        )
 
 
 def plan(

@@ -43,11 +43,20 @@ def prepare_process() -> None:
         mallopt(_M_TOP_PAD, 64 << 20)
 
 
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched_ranks() -> int:
+    """How many processes `torchrun` started together; 1 without it."""
+    found = [os.environ.get(name, "") for name in _OF_TORCHRUN]  # noqa: TID251
+    return int(found[2]) if all(found) else 1
+
+
 def select_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device that `train.device` names.
+    """The device that `train.device` names; of several GPUs, that of this rank on its machine.
 
     Raises:
-        DeviceError: "cuda" was asked for and there is no GPU.
+        DeviceError: "cuda" was asked for and there is no GPU, or none for this rank.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
@@ -55,7 +64,17 @@ def select_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
             "A GPU was asked for (train.device or --device is cuda), and PyTorch finds none. "
             "Install a CUDA build of PyTorch, or set the device to auto or cpu."
         )
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
+    if not available or name == "cpu":
+        return torch.device("cpu")
+    local = int(os.environ["LOCAL_RANK"]) if launched_ranks() > 1 else 0  # noqa: TID251
+    if local >= torch.cuda.device_count():
+        raise DeviceError(
+            f"Rank {local} of this machine has no GPU of its own: PyTorch finds "
+            f"{torch.cuda.device_count()}. Start as many processes per machine as it has GPUs "
+            "(torchrun --nproc-per-node), or set the device to cpu."
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
 
 
 def computing(device: torch.device, precision: Precision) -> AbstractContextManager[object]:

@@ -8,7 +8,13 @@ from collections.abc import Iterable
 
 
 class AnysizeError(Exception):
-    """Something that the user can put right; the message says how."""
+    """Something that the user can put right; the message says how.
+
+    Attributes:
+        said_by_another: Rank 0 of several raises it too, and prints it.
+    """
+
+    said_by_another = False
 
 
 class ConfigError(AnysizeError):
@@ -33,6 +39,10 @@ class WeightsError(AnysizeError):
 
 class DeviceError(AnysizeError):
     """A device was asked for that this machine does not have, or its memory ran out."""
+
+
+class RankLostError(AnysizeError):
+    """Of several ranks, one ended or no longer answers."""
 
 
 class DoctorError(AnysizeError):

@@ -14,8 +14,8 @@ QUIET = Console(quiet=True)
 SMALL, LARGE = Canvas(1, 100, 104), Canvas(2, 100, 104)
 
 
-def run(workspace, *overrides, console=QUIET, **options):
-    """Trains for two epochs of 6 steps; a step has two images on one canvas or on two."""
+def write_small_plan(workspace):
+    """A plan of two canvases, on which a step has two images on one or on both."""
     path = workspace / "plan.json"
     if not path.exists():
         plan = Plan(
@@ -25,6 +25,11 @@ def run(workspace, *overrides, console=QUIET, **options):
             canvases=(SMALL, LARGE),
         )
         write_plan(plan, path, sizes=[])
+
+
+def run(workspace, *overrides, console=QUIET, **options):
+    """Trains for two epochs of 6 steps."""
+    write_small_plan(workspace)
     settings = ("plan.file=plan.json", "plan.images_per_step=2", "train.epochs=2")
     return train(workspace / "run.toml", (*settings, *overrides), console=console, **options)
 

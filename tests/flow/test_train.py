@@ -199,7 +199,7 @@ def test_a_net_that_diverged_stops_the_run_and_is_not_saved(workspace):
         run(
             workspace,
             "optim.kind=sgd",
-            "optim.lr=1e30",
+            "optim.lr=1e9",
             "model.norm=frozen",
             "plan.images_per_step=1",  # 11 steps come before the first evaluation.
         )

@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("Interrupted.")
         return 130
     except (AnysizeError, WhyError) as error:
-        say(str(error))
+        if not getattr(error, "said_by_another", False):
+            say(str(error))
         return 130 if isinstance(error, StoppedByUserError) else 2
     except BrokenPipeError:
         return 2

@@ -16,6 +16,7 @@ from anysize.errors import ConfigError
 
 if TYPE_CHECKING:
     from anysize.predict.files import Labeller
+    from anysize.ranks import Ranks
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,8 +71,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.atomic_files import write_atomic
     from anysize.predict.evaluate import evaluate_run, format_table
+    from anysize.ranks import join
 
-    with progress_bar(console) as progress:
+    with join() as ranks, progress_bar(console := ranks.console(console)) as progress:
         bar = progress.add_task("evaluate")
         run = parsed.weights if parsed.weights.is_dir() else parsed.weights.parent
         result = evaluate_run(
@@ -81,29 +83,48 @@ def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
             precision=parsed.precision,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
             say=lambda line: console.print(line, highlight=False, markup=False),
+            ranks=ranks,
         )
     console.print(format_table(result), highlight=False)
-    if parsed.json:
+    if parsed.json and ranks.is_first:
         write_atomic(parsed.json, json.dumps(result, indent=2).encode())
         console.print(f"Wrote {parsed.json}.", highlight=False)
 
 
 def _predict(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.predict.files import find_images, label_files, not_read
+    from anysize.predict.files import find_images, not_read
     from anysize.predict.tiles import DEFAULT_MAX_PIXELS
+    from anysize.ranks import join
 
     max_pixels = DEFAULT_MAX_PIXELS if parsed.max_pixels is None else parsed.max_pixels
     if max_pixels < 1:
         raise ConfigError(f"--max-pixels is {max_pixels}; it must be at least 1.")
-    labeller = _labeller(parsed)
-    total = len(find_images(parsed.images))
-    for note in not_read(parsed.images):
-        console.print(note, highlight=False, markup=False)
-    if labeller.kind == "joints":
-        _predict_joints(parsed, console, labeller, max_pixels, total)
-        return
-    if parsed.several:
-        raise ConfigError("--several is for nets of joints. Leave it out.")
+    with join() as ranks:
+        console = ranks.console(console)
+        labeller = _labeller(parsed)
+        total = len(find_images(parsed.images))
+        for note in not_read(parsed.images):
+            console.print(note, highlight=False, markup=False)
+        if labeller.kind == "joints":
+            if ranks.size > 1:
+                raise ConfigError("Joints are predicted by one process. Start without torchrun.")
+            _predict_joints(parsed, console, labeller, max_pixels, total)
+            return
+        if parsed.several:
+            raise ConfigError("--several is for nets of joints. Leave it out.")
+        _predict_masks(parsed, console, labeller, max_pixels, total, ranks)
+
+
+def _predict_masks(
+    parsed: argparse.Namespace,
+    console: Console,
+    labeller: Labeller,
+    max_pixels: int,
+    total: int,
+    ranks: Ranks,
+) -> None:
+    from anysize.predict.files import label_files
+
     with progress_bar(console) as progress:
         bar = progress.add_task("predict", total=total)
         for done in label_files(
@@ -112,6 +133,7 @@ def _predict(parsed: argparse.Namespace, console: Console) -> None:
             parsed.out,
             max_pixels=max_pixels,
             probabilities=parsed.probabilities,
+            ranks=ranks,
         ):
             progress.advance(bar)
             tiles = f" in {done.num_tiles} overlapping tiles" if done.num_tiles > 1 else ""

@@ -71,18 +71,20 @@ def _demo(parsed: argparse.Namespace, console: Console) -> None:
 
 
 def _train(parsed: argparse.Namespace, console: Console) -> None:
+    from anysize.ranks import join
     from anysize.training.run import train
 
     if parsed.as_before and not parsed.resume:
         raise ConfigError("--as-before goes with --resume.")
-    run = train(
-        parsed.config,
-        parsed.overrides,
-        resume=parsed.resume,
-        agrees=_agrees(parsed, console),
-        console=console,
-    )
-    console.print(f"Done. The run is in {run}.", highlight=False)
+    with join() as ranks:
+        run = train(
+            parsed.config,
+            parsed.overrides,
+            resume=parsed.resume,
+            agrees=_agrees(parsed, console),
+            console=console,
+        )
+        ranks.console(console).print(f"Done. The run is in {run}.", highlight=False)
 
 
 def _agrees(parsed: argparse.Namespace, console: Console) -> Callable[[str], bool] | None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from anysize.geometry import Layout, LossAt, NetGeometry, Rect, target_rect
+from anysize.geometry import (
+    Layout,
+    LossAt,
+    NetGeometry,
+    Rect,
+    target_canvas,
+    target_rect,
+)
+from anysize.planning.dealing import empty_canvas
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +48,21 @@ class Batch:
         In the order of `layout.placements`; `cut_out` takes them.
         """
         return [target_rect(p, self.geometry, self.loss_at) for p in self.layout.placements]
+
+
+def without_images(batch: Batch, ignore_index: int) -> Batch:
+    """A batch of no images that runs through the same net and loss."""
+    canvas = empty_canvas(batch.geometry)
+    labels = target_canvas(canvas, batch.geometry, batch.loss_at)
+    pixels = batch.pixels.new_zeros((*canvas, batch.pixels.shape[1]))
+    shape = (1, *batch.target.shape[1:-2], labels.height, labels.width)
+    return dataclasses.replace(
+        batch,
+        pixels=pixels.permute(0, 3, 1, 2),
+        target=batch.target.new_full(shape, ignore_index),
+        layout=Layout(canvas, ()),
+        stems=(),
+    )
 
 
 def cut_out(tensor: Tensor, rect: Rect) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -42,7 +42,7 @@ from anysize.timing import Stage, untimed
 
 def load_steps(
     samples: Sequence[Sample],
-    steps: Sequence[Step],
+    steps: Iterable[Step],
     draws: Sequence[Draw],
     *,
     classes: Classes,
@@ -53,6 +53,7 @@ def load_steps(
     prefetch_steps: int,
     start: int = 0,
     skip_broken: bool = False,
+    keep_empty: bool = False,
     stage: Stage = untimed,
     joint_maps: JointMaps = ORIGINAL_MAPS,
 ) -> Generator[LoadedStep, None, None]:
@@ -74,6 +75,7 @@ def load_steps(
         start: Steps to leave out at the front, for a run that resumes.
         skip_broken: Leave images out that cannot be decoded or are invalid; `LoadedStep.broken`
             names them.
+        keep_empty: Also give batches without images, which are otherwise left out.
         stage: What the parts of the work run in, in several threads, for one who times them.
         joint_maps: What joints become.
 
@@ -91,7 +93,7 @@ def load_steps(
         stage=stage,
         joint_maps=joint_maps,
     )
-    remaining = iter(steps[start:])
+    remaining = islice(steps, start, None)
     ahead: deque[list[_Filling]] = deque()
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="anysize-loader")
     try:
@@ -106,7 +108,7 @@ def load_steps(
                 late = [f for filling in due for f in filling.work_left if not f.done()]
                 broken: dict[str, str] = {}
                 finished = [_finish(filling, broken if skip_broken else None) for filling in due]
-            batches = tuple(batch for batch in finished if batch.stems)
+            batches = tuple(batch for batch in finished if batch.stems or keep_empty)
             yield LoadedStep(
                 batches=batches,
                 broken=broken,
@@ -136,7 +138,7 @@ def _start(work: Pass, recipe: _Recipe, pool: ThreadPoolExecutor) -> _Filling:
     num_channels = len(recipe.pixels.mean)
     pixels = np.zeros((canvas.slots, canvas.height, canvas.width, num_channels), np.float32)
     shape: tuple[int, ...] = (labels.slots, labels.height, labels.width)
-    kind = label_kind(recipe.samples[work.images[0]], classes)
+    kind = label_kind(recipe.samples[0], classes)
     if kind != "multiclass":
         num_planes = num_logits(kind, len(classes.names))
         shape = (labels.slots, num_planes, labels.height, labels.width)
@@ -245,7 +247,7 @@ class LoadedStep:
     """The batches of one optimiser step.
 
     Attributes:
-        batches: One a pass; a pass without images is left out.
+        batches: One a pass; a pass without images is left out, unless `keep_empty`.
         wait_s: Seconds that the caller was held up since some image of this step was not ready.
         broken: Images that were left out, by stem, and what was wrong with them.
     """

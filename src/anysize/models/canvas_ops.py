@@ -396,17 +396,19 @@ def batch_norm(call: Call) -> Tensor:
     if not found.dims:
         if len({r.slot for r in found.level.rects}) < found.level.canvas.slots:
             raise UnsupportedNetError("statistics over slots of which some have no image")
+        if found.level.trace.lockstep is not None:
+            raise UnsupportedNetError("statistics over slots, of which other ranks have some")
         return put(call.run(), found)
     spatial(x)
     mask = found.level.mask
-    if mask.num_valid == 1:
+    lockstep = found.level.trace.lockstep
+    if mask.num_valid == 1 and lockstep is None:
         raise ValueError(f"Expected more than 1 value per channel when training, got {x.shape}")
     weight = x.new_ones(x.shape[1]) if a["weight"] is None else a["weight"]
     bias = x.new_zeros(x.shape[1]) if a["bias"] is None else a["bias"]
-    y, own_mean, own_variance = valid_batch_norm(x, weight, bias, mask, a["eps"])
+    y, own_mean, unbiased = valid_batch_norm(x, weight, bias, mask, a["eps"], lockstep)
     if mean is not None and variance is not None:
         with torch.no_grad():
-            unbiased = own_variance * (mask.num_valid / (mask.num_valid - 1))
             mean.lerp_(own_mean.to(mean.dtype), a["momentum"])
             variance.lerp_(unbiased.to(variance.dtype), a["momentum"])
     return put(y, found)

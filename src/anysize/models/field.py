@@ -19,6 +19,7 @@ from anysize.errors import ShapeError, UnsupportedNetError
 from anysize.geometry import Canvas, Layout, Rect, round_up
 from anysize.models.extents import Extent, of_canvas, per_image
 from anysize.models.ops import LevelMask
+from anysize.ranks import Lockstep
 
 ATTRIBUTE = "_anysize_field"
 
@@ -32,11 +33,13 @@ class Trace:
         gaps: Pixels per cell, axis, and for each image the cells from its first to where the next
             may begin.
         one_per_slot: Operations that look at a whole image, so that no two share a slot.
+        lockstep: With other ranks, whose statistics of a batch are shared.
     """
 
     stride: int = 1
     gaps: list[tuple[Fraction, int, tuple[int, ...]]] = field(default_factory=list)
     one_per_slot: list[str] = field(default_factory=list)
+    lockstep: Lockstep | None = None
 
 
 class Level:

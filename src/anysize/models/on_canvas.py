@@ -46,6 +46,7 @@ from anysize.models.field import (
     zero_fresh,
     zero_outside,
 )
+from anysize.ranks import Lockstep
 
 OutputKey = str | int | None
 _KEPT_LAYOUTS = 16
@@ -188,6 +189,7 @@ class OnCanvas(nn.Module):
         self.training = net.training
         self._levels: dict[Layout, Any] = {}
         self._multiple: int | None = None
+        self.lockstep: Lockstep | None = None
 
     @property
     def net(self) -> nn.Module:
@@ -257,6 +259,7 @@ class OnCanvas(nn.Module):
         level = self._levels.pop(layout, None)
         if level is None:
             level = root_level(layout, Trace(), self._multiple)
+        level.trace.lockstep = self.lockstep
         self._levels[layout] = level
         if len(self._levels) > _KEPT_LAYOUTS:
             del self._levels[next(iter(self._levels))]

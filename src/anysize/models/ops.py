@@ -25,6 +25,7 @@ from anysize.geometry import (
     logits_rects,
     outside,
 )
+from anysize.ranks import Lockstep, Ranks
 
 
 class LevelMask:
@@ -142,9 +143,10 @@ class _ValidNorm(torch.autograd.Function):
         num_together: int,
         mask: LevelMask,
         epsilon: float,
+        lockstep: Lockstep | None,
     ) -> Tensor:
         ctx.save_for_backward(x, gamma, *moments)
-        ctx.rest = (count, num_together, mask, epsilon)
+        ctx.rest = (count, num_together, mask, epsilon, lockstep)
         return _affine(x, moments, gamma, beta, epsilon)
 
     @staticmethod
@@ -154,7 +156,7 @@ class _ValidNorm(torch.autograd.Function):
         *grads: Tensor,
     ) -> tuple[Tensor | None, ...]:
         x, gamma, *moments = ctx.saved_tensors
-        count, num_together, mask, epsilon = ctx.rest
+        count, num_together, mask, epsilon, lockstep = ctx.rest
         grad = grads[0].contiguous() if 0 in grads[0].stride() else grads[0]
         per_slot = len(gamma) != x.shape[1]
         zero_outside_(grad, mask)
@@ -171,13 +173,19 @@ class _ValidNorm(torch.autograd.Function):
             [True, True, True],
         )
 
+        # The input's gradient follows from sums over all ranks; gamma's and beta's are summed later
+        # with those of all other parameters.
+        sums = (d_gamma, d_beta)
+        if lockstep is not None:
+            sums = lockstep.sum_(torch.stack(sums)).unbind()
+
         def mean_of(d: Tensor) -> Tensor:
             groups = (d * gamma).view(-1, num_together)
             return groups.sum(1, keepdim=True).expand_as(groups).reshape(-1) * inverse_std / count
 
         # Through mean and variance; written as a norm, it needs no copy in float32.
-        dx += _affine(x, tuple(moments), -mean_of(d_gamma), -mean_of(d_beta), epsilon).view(shape)
-        return zero_outside_(dx.view_as(x), mask), d_gamma, d_beta, *(None,) * 5
+        dx += _affine(x, tuple(moments), -mean_of(sums[0]), -mean_of(sums[1]), epsilon).view(shape)
+        return zero_outside_(dx.view_as(x), mask), d_gamma, d_beta, *(None,) * 6
 
 
 def _affine(
@@ -192,10 +200,33 @@ def _affine(
     return made if made.shape == x.shape else torch.ops.aten._unsafe_view(made, list(x.shape))
 
 
-def valid_batch_norm(
-    x: Tensor, gamma: Tensor, beta: Tensor, mask: LevelMask, epsilon: float
+def _merged(
+    lockstep: Lockstep, num_valid: int, mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm with the mean and the variance of the valid cells; gives all three.
+    """Count, mean and variance of the valid cells of all ranks.
+
+    Source: Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"
+    (1979).
+    """
+    told = lockstep.gather(torch.cat((mean, variance, mean.new_full((1,), num_valid))))
+    means, variances = told[:, :-1].chunk(2, dim=1)
+    counts = told[:, -1:]
+    count = counts.sum()
+    mean = (counts * means).sum(0) / count
+    return count, mean, (counts * (variances + (means - mean).square())).sum(0) / count
+
+
+def valid_batch_norm(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    mask: LevelMask,
+    epsilon: float,
+    lockstep: Lockstep | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm with the mean and the variance of the valid cells.
+
+    Gives the result, the mean, and the variance as moving statistics take it: without bias.
 
     Args:
         x: `[n, c, h, w]`; its outside is overwritten with zeros.
@@ -203,12 +234,20 @@ def valid_batch_norm(
         beta: `[c]`.
         mask: Of the level of `x`.
         epsilon: Added to the variance.
+        lockstep: With other ranks, whose valid cells count too.
     """
     x = x.contiguous() if 0 in x.stride() else x
-    moments = _valid_moments(x, mask, mask.num_valid, per_slot=False)
-    gamma, beta = gamma.to(moments[0].dtype), beta.to(moments[0].dtype)
-    y = _ValidNorm.apply(x, gamma, beta, moments, mask.num_valid, 1, mask, epsilon)
-    return y, *moments
+    count: int | Tensor = max(mask.num_valid, 1)  # A rank without images has none.
+    mean, variance = _valid_moments(x, mask, count, per_slot=False)
+    if lockstep is None:
+        unbiased = variance * (count / max(count - 1, 1))
+    else:
+        count, mean, variance = _merged(lockstep, mask.num_valid, mean, variance)
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+    gamma, beta = gamma.to(mean.dtype), beta.to(mean.dtype)
+    moments = (mean, variance)
+    y = _ValidNorm.apply(x, gamma, beta, moments, count, 1, mask, epsilon, lockstep)
+    return y, mean, unbiased
 
 
 def valid_group_norm(
@@ -244,7 +283,7 @@ def valid_group_norm(
     beta = mean.new_zeros(x.shape[1]) if beta is None else beta.to(mean.dtype)
     each = (gamma.repeat(len(x)), beta.repeat(len(x)))
     counts = count.reshape(-1) * together
-    return _ValidNorm.apply(x, *each, moments, counts, together, mask, epsilon)
+    return _ValidNorm.apply(x, *each, moments, counts, together, mask, epsilon, None)
 
 
 class ConvNorm(nn.Module):
@@ -299,7 +338,8 @@ class ConvNorm(nn.Module):
         self.beta = nn.Parameter(torch.zeros(num_out))
         self.register_buffer("moving_mean", torch.zeros(num_out))
         self.register_buffer("moving_variance", torch.ones(num_out))
-        self._last_statistics: tuple[Tensor, Tensor, int] | None = None
+        self._last_statistics: tuple[Tensor, Tensor] | None = None
+        self.lockstep: Lockstep | None = None
 
     def forward(self, x: Tensor, mask: LevelMask) -> Tensor:
         """Convolves and normalises.
@@ -325,8 +365,10 @@ class ConvNorm(nn.Module):
         return F.linear(rows, weights[:, :, 0, 0], bias).permute(0, 3, 1, 2)
 
     def _normalise_by_step(self, x: Tensor, mask: LevelMask) -> Tensor:
-        y, mean, variance = valid_batch_norm(x, self.gamma, self.beta, mask, self.EPSILON)
-        self._last_statistics = (mean, variance, mask.num_valid)
+        y, mean, unbiased = valid_batch_norm(
+            x, self.gamma, self.beta, mask, self.EPSILON, self.lockstep
+        )
+        self._last_statistics = (mean, unbiased)
         return y
 
     @torch.no_grad()
@@ -334,9 +376,8 @@ class ConvNorm(nn.Module):
         """Moves the moving statistics towards those of the last forward pass in training."""
         if self._last_statistics is None:
             return
-        mean, variance, count = self._last_statistics
+        mean, unbiased = self._last_statistics
         self._last_statistics = None
-        unbiased = variance * (count / max(count - 1, 1))
         momentum = 1 - self.norm_decay
         self.moving_mean.lerp_(mean.to(self.moving_mean.dtype), momentum)
         self.moving_variance.lerp_(unbiased.to(self.moving_variance.dtype), momentum)
@@ -360,6 +401,28 @@ def update_moving_statistics(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ConvNorm):
             module.update_moving_statistics()
+
+
+def set_lockstep(model: nn.Module, ranks: Ranks) -> Lockstep | None:
+    """Lets norms with statistics of the step take them over all ranks.
+
+    Returns:
+        What each pass must begin with (`Lockstep.start`), and each rank take part in; None where
+        there is one rank, or no such norm.
+    """
+    if ranks.size == 1:
+        return None
+    batch_norm = nn.modules.batchnorm._BatchNorm
+    expected = any(
+        m.training
+        and (isinstance(m, batch_norm) or (isinstance(m, ConvNorm) and m.norm != "frozen"))
+        for m in model.modules()
+    )
+    lockstep = Lockstep(ranks, expected)
+    for module in model.modules():
+        if hasattr(module, "lockstep"):
+            vars(module)["lockstep"] = lockstep
+    return lockstep if expected else None
 
 
 def max_pool(x: Tensor) -> Tensor:

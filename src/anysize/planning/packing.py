@@ -107,8 +107,13 @@ def pack(sizes: Sequence[Size], order: Sequence[int], plan: Plan) -> list[Step]:
         num_tries = _MAX_TRIES if len(windows) == 1 else 1
         for window in windows:
             groups = pack_window(window, extents, sizes, plan, per_pass, num_rounds, rng, num_tries)
-            mixed = rng.permutation(len(groups)).reshape(-1, per_step // per_pass)
-            steps.extend(Step(tuple(p for g in m for p in groups[g])) for m in mixed.tolist())
+            # Neighbours by cost make a step, so that it can be dealt evenly among ranks.
+            mixed: list[int] = rng.permutation(len(groups)).tolist()
+            costs = [cost_of(group) for group in groups]
+            mixed.sort(key=costs.__getitem__)
+            for i in range(0, len(mixed), per_step // per_pass):
+                step = mixed[i : i + per_step // per_pass]
+                steps.append(Step(tuple(p for g in step for p in groups[g])))
     if num_full < len(indices):
         rest = sorted(indices[num_full:].tolist(), key=sizes.__getitem__)
         steps.append(Step(to_passes(rest, sizes, plan)))
@@ -265,13 +270,13 @@ def arrange(
     images: Sequence[int], sizes: Sequence[Size], canvas: Canvas, geometry: NetGeometry
 ) -> Arranged | None:
     """Arranges images in one slot of a canvas, or tells that they do not fit."""
-    for (_, end_h, _, end_w), arranged in _arrangements(images, sizes, geometry):
+    for (_, end_h, _, end_w), arranged in arrangements(images, sizes, geometry):
         if end_h <= canvas.height and end_w <= canvas.width:
             return arranged
     return None
 
 
-def _arrangements(
+def arrangements(
     images: Sequence[int], sizes: Sequence[Size], geometry: NetGeometry
 ) -> list[tuple[tuple[int, int, int, int], Arranged]]:
     """The arrangements that `joined` counts, with the images' places, for one block."""
@@ -281,8 +286,8 @@ def _arrangements(
     middle = ceil_div(len(images), 2)
     stride = geometry.output_stride
     found: list[tuple[tuple[int, int, int, int], Arranged]] = []
-    for a, in_a in _arrangements(images[:middle], sizes, geometry):
-        for b, in_b in _arrangements(images[middle:], sizes, geometry):
+    for a, in_a in arrangements(images[:middle], sizes, geometry):
+        for b, in_b in arrangements(images[middle:], sizes, geometry):
             for (x, in_x), (y, in_y) in (((a, in_a), (b, in_b)), ((b, in_b), (a, in_a))):
                 row = (max(x[0], y[0]), max(x[1], y[1]), x[2] + y[2], x[2] + y[3])
                 column = (x[0] + y[0], x[0] + y[1], max(x[2], y[2]), max(x[3], y[3]))

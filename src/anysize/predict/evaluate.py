@@ -7,10 +7,14 @@ exact padding makes the logits the same, and confusion counts and histograms add
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
 
 from anysize.config import (
     DataConfig,
@@ -20,9 +24,9 @@ from anysize.config import (
     RunConfig,
     load_config,
 )
-from anysize.data.batch import Batch, cut_out
+from anysize.data.batch import cut_out
 from anysize.data.formats.joints import joints_of
-from anysize.data.loader import LoadedStep, load_steps
+from anysize.data.loader import load_steps
 from anysize.data.record import RECORD_FILE, compare_with_record
 from anysize.data.samples import Classes, Folder, Sample, read_folder, split_samples
 from anysize.data.transforms import no_augmentation
@@ -36,6 +40,7 @@ from anysize.planning.packing import Pass, Step, pack
 from anysize.predict import metrics
 from anysize.predict.joints import JointScores, add_joints, joint_metrics, joints_table
 from anysize.predict.tiles import canvas_logits
+from anysize.ranks import ALONE, Ranks
 
 WORTH_SAYING = 0.0005
 """An error of average precision that the table's digits would show."""
@@ -57,6 +62,7 @@ def evaluate(
     num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
     broken: dict[str, str] | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Compares a net's labels with the masks, at full resolution; or joints with their labels.
 
@@ -70,9 +76,10 @@ def evaluate(
         part_maps: What a net of joints was trained to give.
         precision: "bf16" computes the net under autocast.
         num_threads: Threads that decode images.
-        progress: Called after every canvas with the numbers of images done and of all.
+        progress: Called after every step with the numbers of images done and of all.
         broken: Takes images that cannot be read, by stem, with what is wrong; they do not count.
             Without it, the first of them is an error.
+        ranks: That share the images; all get the result.
 
     Returns:
         What `multiclass_metrics` or `multilabel_metrics` of `anysize.predict.metrics` returns, or
@@ -91,14 +98,14 @@ def evaluate(
             "for this net."
         )
     sizes = [sample.size for sample in samples]
-    ignore_index = classes.ignore_index
-    confusion = metrics.empty_confusion(len(classes.names))
-    histograms = metrics.empty_histograms(len(classes.names))
-    joints, by_stem = JointScores(), {sample.stem: sample for sample in samples}
     at: LossAt = "cells" if kind == "joints" else "full"
+    counts = _empty(kind, len(classes.names))
+    add = functools.partial(_add, counts, classes, part_maps, plan.geometry.head_stride)
+    by_stem = {sample.stem: sample for sample in samples}
+    every = evaluation_steps(sizes, plan)
     steps = load_steps(
         samples,
-        evaluation_steps(sizes, plan),
+        every[ranks.rank :: ranks.size],
         [no_augmentation(size) for size in sizes],
         classes=classes,
         geometry=plan.geometry,
@@ -110,35 +117,76 @@ def evaluate(
     )
     num_done = 0
     with contextlib.closing(steps):
-        for batch in _batches(steps, broken):
-            images = canvas_logits(model, batch.pixels, batch.layout, precision=precision, at=at)
-            for logits, rect, stem in zip(images, batch.rects, batch.stems, strict=True):
-                target = cut_out(batch.target, rect).numpy()
-                if kind == "joints":
-                    truth = joints_of(by_stem[stem], len(classes.names))
-                    stride = plan.geometry.head_stride
-                    add_joints(joints, truth, logits.cpu().numpy(), classes, stride, part_maps)
-                elif kind == "multiclass":
-                    labels = logits.argmax(0).cpu().numpy()
-                    metrics.add_labels(confusion, target, labels, ignore_index=ignore_index)
-                else:
-                    scores = logits.cpu().numpy()
-                    metrics.add_scores(histograms, target, scores, ignore_index=ignore_index)
-            num_done += len(images)
+        for _ in range(0, len(every), ranks.size):
+            before = counts.num_images
+            with ranks.alike():
+                step = next(steps, None)
+                for batch in step.batches if step else ():
+                    images = canvas_logits(
+                        model, batch.pixels, batch.layout, precision=precision, at=at
+                    )
+                    for logits, rect, stem in zip(images, batch.rects, batch.stems, strict=True):
+                        add(logits, cut_out(batch.target, rect).numpy(), by_stem[stem])
+                if step and broken is not None:
+                    broken.update(step.broken)
+            num_done += ranks.sum_numbers(counts.num_images - before)[0]
             if progress is not None:
                 progress(num_done, len(samples))
-    if kind == "joints":
-        return joint_metrics(joints, classes.names)
-    if kind == "multiclass":
-        return metrics.multiclass_metrics(confusion, classes.names)
-    return metrics.multilabel_metrics(histograms, classes.names)
+    if broken is not None:
+        for told in ranks.gather(broken):
+            broken.update(told)
+    _sum_over(ranks, counts)
+    if isinstance(counts, JointScores):
+        return joint_metrics(counts, classes.names)
+    if isinstance(counts, metrics.Confusion):
+        return metrics.multiclass_metrics(counts, classes.names)
+    return metrics.multilabel_metrics(counts, classes.names)
 
 
-def _batches(steps: Iterable[LoadedStep], broken: dict[str, str] | None) -> Iterator[Batch]:
-    for step in steps:
-        if broken is not None:
-            broken.update(step.broken)
-        yield from step.batches
+_Counts: TypeAlias = metrics.Confusion | metrics.ScoreHistograms | JointScores
+
+
+def _empty(kind: LabelKind, num_classes: int) -> _Counts:
+    match kind:
+        case "multiclass":
+            return metrics.empty_confusion(num_classes)
+        case "multilabel":
+            return metrics.empty_histograms(num_classes)
+        case "joints":
+            return JointScores()
+
+
+def _add(
+    counts: _Counts,
+    classes: Classes,
+    part_maps: PartMaps,
+    stride: int,
+    logits: torch.Tensor,
+    target: np.ndarray,
+    sample: Sample,
+) -> None:
+    """Adds one image to the counts."""
+    ignore_index = classes.ignore_index
+    if isinstance(counts, JointScores):
+        truth = joints_of(sample, len(classes.names))
+        add_joints(counts, truth, logits.cpu().numpy(), classes, stride, part_maps)
+    elif isinstance(counts, metrics.Confusion):
+        labels = logits.argmax(0).cpu().numpy()
+        metrics.add_labels(counts, target, labels, ignore_index=ignore_index)
+    else:
+        metrics.add_scores(counts, target, logits.cpu().numpy(), ignore_index=ignore_index)
+
+
+def _sum_over(ranks: Ranks, counts: _Counts) -> None:
+    """Adds up what each rank has counted."""
+    for field in fields(counts):
+        value = getattr(counts, field.name)
+        if isinstance(value, np.ndarray):
+            ranks.sum_(torch.from_numpy(value))
+        elif isinstance(value, list):
+            setattr(counts, field.name, [x for told in ranks.gather(value) for x in told])
+        else:
+            setattr(counts, field.name, ranks.sum_numbers(value)[0])
 
 
 def evaluate_run(
@@ -149,6 +197,7 @@ def evaluate_run(
     precision: Precision = "float32",
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], object] = lambda _: None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Evaluates weights on the images that a run held out, or on any other labelled folder.
 
@@ -160,6 +209,7 @@ def evaluate_run(
         precision: See `evaluate`.
         progress: See `evaluate`.
         say: Told which images are evaluated.
+        ranks: See `evaluate`.
 
     Returns:
         See `evaluate`.
@@ -198,6 +248,7 @@ def evaluate_run(
         precision=precision,
         num_threads=config.train.loader_threads,
         progress=progress,
+        ranks=ranks,
     )
 
 

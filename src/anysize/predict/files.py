@@ -37,6 +37,7 @@ from anysize.predict.tiles import (
     check_max_pixels,
     predict_image,
 )
+from anysize.ranks import ALONE, Ranks
 
 OVERLAY_PIXELS = 1 << 26
 """Most pixels of an overlay; one of a larger image has every second, third, ... pixel of it."""
@@ -207,6 +208,7 @@ def label_files(
     *,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     probabilities: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Iterator[FilePrediction]:
     """Labels files and folders, and writes masks and overlays; one image an iteration.
 
@@ -224,6 +226,7 @@ def label_files(
         out: Folder to write to; made if need be.
         max_pixels: Larger images run in tiles.
         probabilities: Write them as well.
+        ranks: That share the images; the first writes, and it alone is given what was written.
 
     Raises:
         DataError: At once, before anything is written: what `find_images` raises, or `out` is a
@@ -249,44 +252,72 @@ def label_files(
                     f"{image} would be overwritten by its own prediction. Predict into another "
                     f"folder than {out}."
                 )
-    return _predict_each(labeller, images, out, max_pixels, probabilities)
+    return _predict_each(labeller, images, out, max_pixels, probabilities, ranks)
 
 
 def _predict_each(
-    labeller: Labeller, images: list[Path], out: Path, max_pixels: int, probabilities: bool
+    labeller: Labeller,
+    images: list[Path],
+    out: Path,
+    max_pixels: int,
+    probabilities: bool,
+    ranks: Ranks,
 ) -> Iterator[FilePrediction]:
+    """One image of each rank at a time, so that they are written in their own order."""
     faults: list[str] = []
-    for path in images:
-        try:
-            pixels = labeller.pixels
-            image = image_rows(path, len(pixels.mean), pixels.float_range)
-            prediction = labeller.predict(
-                image, max_pixels=max_pixels, keep_probabilities=probabilities
-            )
-        except DataError as error:
-            named = str(path) in str(error)
-            faults.append(str(error) if named else f"{path}: {error}")
-            continue
-        except ShapeError as error:
-            faults.append(f"{path}: {error}")
-            continue
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise DeviceError(
-                f"The device's memory does not suffice for {path} with `max_pixels` {max_pixels}. "
-                "Use a smaller one, and the image runs in tiles."
-            ) from error
-        yield _write(labeller, path, image, prediction, out)
+    for first in range(0, len(images), ranks.size):
+        made: _Made | str | None = None
+        with ranks.alike():
+            if first + ranks.rank < len(images):
+                path = images[first + ranks.rank]
+                made = _predict_one(labeller, path, out, max_pixels, probabilities)
+        for found in ranks.gather(made):
+            if isinstance(found, str):
+                faults.append(found)
+            elif found is not None and ranks.is_first:
+                _write(found)
+                yield found.prediction
     if faults:
         raise DataError(
             f"{len(faults)} of {len(images)} images could not be predicted:\n" + "\n".join(faults)
         )
 
 
-def _write(
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What is to be written for an image, and the contents of its files."""
+
+    prediction: FilePrediction
+    contents: dict[Path, bytes]
+
+
+def _predict_one(
+    labeller: Labeller, path: Path, out: Path, max_pixels: int, probabilities: bool
+) -> _Made | str:
+    """The files of an image, or what is wrong with it."""
+    try:
+        pixels = labeller.pixels
+        image = image_rows(path, len(pixels.mean), pixels.float_range)
+        prediction = labeller.predict(
+            image, max_pixels=max_pixels, keep_probabilities=probabilities
+        )
+    except DataError as error:
+        return str(error) if str(path) in str(error) else f"{path}: {error}"
+    except ShapeError as error:
+        return f"{path}: {error}"
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceError(
+            f"The device's memory does not suffice for {path} with `max_pixels` {max_pixels}. "
+            "Use a smaller one, and the image runs in tiles."
+        ) from error
+    return _files_of(labeller, path, image, prediction, out)
+
+
+def _files_of(
     labeller: Labeller, path: Path, image: Rows, prediction: Prediction, out: Path
-) -> FilePrediction:
+) -> _Made:
     colours = labeller.classes.colours
     geo = _geo_tags(path)
     if prediction.present is None:
@@ -303,7 +334,19 @@ def _write(
         np.save(file, prediction.probabilities)
         contents.append(file.getvalue())
     targets = _targets(labeller, path, out, probabilities=prediction.probabilities is not None)
-    for target, content in zip(targets, contents, strict=True):
+    written = FilePrediction(
+        image=path,
+        size=image.size,
+        masks=tuple(targets[: len(masks)]),
+        overlay=targets[len(masks)],
+        probabilities=None if prediction.probabilities is None else targets[-1],
+        num_tiles=prediction.num_tiles,
+    )
+    return _Made(written, dict(zip(targets, contents, strict=True)))
+
+
+def _write(made: _Made) -> None:
+    for target, content in made.contents.items():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(target, content)
@@ -312,14 +355,6 @@ def _write(
                 f"{target} cannot be written: {error.strerror}. Make room, or predict into another "
                 "folder."
             ) from error
-    return FilePrediction(
-        image=path,
-        size=image.size,
-        masks=tuple(targets[: len(masks)]),
-        overlay=targets[len(masks)],
-        probabilities=None if prediction.probabilities is None else targets[-1],
-        num_tiles=prediction.num_tiles,
-    )
 
 
 def _overlay_of_rows(image: Rows, labels: np.ndarray, labeller: Labeller) -> np.ndarray:

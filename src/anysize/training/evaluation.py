@@ -41,11 +41,15 @@ def evaluate_if_due(
     last = step == job.num_steps
     if not last and (every == 0 or epoch % every != 0):
         return
-    earlier = [e for e in read_events(job.run / "events.jsonl") if e["event"] == "evaluate"]
+    ranks = job.ranks
+    events = ranks.on_first(lambda: read_events(job.run / "events.jsonl"))
+    earlier = [e for e in events if e["event"] == "evaluate"]
     if unless_logged and any(e["step"] == step for e in earlier):
         return
     start = time.monotonic()
     result = _evaluate(job, step, log, stop)
+    if not ranks.is_first:
+        return
     _, metric = SCORES[job.config.loss.labels]
     value = result[metric]
     earlier_values = [e[metric] for e in earlier if e[metric] is not None]
@@ -94,6 +98,7 @@ def _evaluate(job: Job, step: int, log: EventLog, stop: Stop) -> dict[str, Any]:
                 num_threads=job.config.train.loader_threads,
                 progress=stop.raise_if_requested,
                 broken=broken,
+                ranks=job.ranks,
             )
         except (RuntimeError, MemoryError) as error:
             if not (canvases and is_out_of_memory(error)):

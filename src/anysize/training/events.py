@@ -27,11 +27,14 @@ _NUMBERS = {
 
 
 class EventLog:
-    """Appends events to a file; each is out of the process's hands when `write` returns."""
+    """Appends events to a file; each is out of the process's hands when `write` returns.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    Without a path, as on ranks that do not write, events go nowhere.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path or Path(os.devnull)
+        self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Appends one event, whole or not at all.

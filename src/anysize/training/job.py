@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from rich.console import Console
@@ -29,10 +30,14 @@ from anysize.device import (
 from anysize.errors import ConfigError, DataError, first_names
 from anysize.models.build import build_model
 from anysize.models.net import Net
+from anysize.models.ops import set_lockstep
 from anysize.models.weights_file import Weights
 from anysize.planning.canvases import (
     Plan,
 )
+from anysize.planning.dealing import deal, deal_in_lockstep
+from anysize.planning.packing import Step
+from anysize.ranks import ALONE, Lockstep, Ranks
 from anysize.timing import Stage, untimed
 from anysize.training.class_weights import median_frequency_weights
 from anysize.training.fine_tuning import start_from
@@ -50,6 +55,7 @@ def prepare(
     resume: bool,
     agrees: Callable[[str], bool] | None,
     console: Console,
+    ranks: Ranks = ALONE,
 ) -> Job:
     """Readies the process, reads data and plan, and builds the net; writes nothing.
 
@@ -59,12 +65,28 @@ def prepare(
         resume: See `train`.
         agrees: See `train`.
         console: Where what was found is said.
+        ranks: Of which the first reads data and plan for all.
 
     Raises:
         AnysizeError: Bad settings or data.
     """
     prepare_process()
-    device = select_device(config.train.device)
+    found = ranks.on_first(lambda: _read(config, run, resume, agrees, console))
+    with ranks.alike():
+        return _build(run, resume, console, ranks, found)
+
+
+_Found: TypeAlias = tuple[RunConfig, Classes, list[Sample], list[Sample], Plan]
+
+
+def _read(
+    config: RunConfig,
+    run: Path,
+    resume: bool,
+    agrees: Callable[[str], bool] | None,
+    console: Console,
+) -> _Found:
+    """Settings with class weights, classes, samples to train and to evaluate on, and the plan."""
     root = Path(config.data.root)
     folder = read_folder(root, config.data, config.loss.labels)
     classes, samples = folder.classes, folder.samples
@@ -84,7 +106,19 @@ def prepare(
         require_pairs(config, classes, root)
     plan = plan_for(config, run if resume else None, [s.size for s in train_samples])
     config = _with_class_weights(config, classes, train_samples, console)
+    return config, classes, train_samples, val_samples, plan
 
+
+def _build(
+    run: Path,
+    resume: bool,
+    console: Console,
+    ranks: Ranks,
+    found: _Found,
+) -> Job:
+    """The net on its device, and all that goes with it."""
+    config, classes, train_samples, val_samples, plan = found
+    device = select_device(config.train.device)
     generator = torch.Generator().manual_seed(config.train.seed)
     num_channels = num_logits(config.loss.labels, len(classes.names))
     model = build_model(config.model, num_channels, generator=generator)
@@ -125,6 +159,8 @@ def prepare(
         console=console,
         tally=tally,
         pass_limit=PassLimit(tally=tally, ignore_index=classes.ignore_index),
+        ranks=ranks,
+        lockstep=set_lockstep(model, ranks),
     )
 
 
@@ -146,6 +182,8 @@ class Job:
     console: Console
     tally: Tally
     pass_limit: PassLimit
+    ranks: Ranks = ALONE
+    lockstep: Lockstep | None = None
     stage: Stage = untimed
 
     @property
@@ -159,7 +197,17 @@ class Job:
             pixels=self.pixels,
         )
 
-    def take_step(self, batches: Sequence[Batch], precision: Precision | None = None) -> StepResult:
+    def of_this_rank(self, step: Step) -> Step:
+        """What this rank computes of a step."""
+        dealing = deal if self.lockstep is None else deal_in_lockstep
+        return dealing(step, self.ranks.size, self.plan.geometry)[self.ranks.rank]
+
+    def take_step(
+        self,
+        batches: Sequence[Batch],
+        precision: Precision | None = None,
+        count: int | None = None,
+    ) -> StepResult:
         """One optimiser step of the run; a diagnosis may take it in another precision."""
         return train_step(
             self.model,
@@ -167,7 +215,10 @@ class Job:
             batches,
             self.optimizer,
             precision=precision or self.config.train.precision,
+            count=count,
             pass_limit=self.pass_limit,
+            ranks=self.ranks,
+            lockstep=self.lockstep,
             stage=self.stage,
         )
 

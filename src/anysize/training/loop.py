@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anysize.data.batch import Batch
 from anysize.data.batching import epoch_steps
 from anysize.data.loader import LoadedStep, load_steps
 from anysize.data.transforms import Draw, draw
@@ -62,11 +65,12 @@ def run_steps(
     log: EventLog,
 ) -> Generator[str, None, None]:
     """The steps of an epoch that are still to do; yields the last loss, in words, after each."""
-    config = job.config.train
+    config, ranks = job.config.train, job.ranks
     window, loss = _Window(), ""
+    due = steps[place.step - epoch * job.steps_per_epoch :]
     loaded_steps = load_steps(
         job.train_samples,
-        steps,
+        map(job.of_this_rank, due),
         draws,
         classes=job.classes,
         geometry=job.model.geometry,
@@ -74,16 +78,19 @@ def run_steps(
         pixels=job.pixels,
         num_threads=config.loader_threads,
         prefetch_steps=config.prefetch_steps,
-        start=place.step - epoch * job.steps_per_epoch,
         skip_broken=job.config.data.skip_broken,
+        keep_empty=job.lockstep is not None,
         stage=job.stage,
         joint_maps=job.joint_maps,
     )
     with contextlib.closing(loaded_steps):
-        for loaded in loaded_steps:
+        for planned in due:
             planned_pixels = job.tally.max_pass_pixels
-            _one_step(job, place, loaded, window, log)
-            job.tally.require_good_steps(config.max_bad_steps, job.run)
+            with ranks.alike():
+                loaded = next(loaded_steps)
+            _one_step(job, place, _shared(job, planned, loaded), window, log)
+            if job.tally.bad_steps:
+                ranks.on_first(lambda: job.tally.require_good_steps(config.max_bad_steps, job.run))
             step = place.step
             if window.losses and (step % config.log_every == 0 or step % job.steps_per_epoch == 0):
                 with job.stage("logging"):
@@ -101,33 +108,83 @@ def run_steps(
             yield loss
 
 
-def _one_step(job: Job, place: Place, loaded: LoadedStep, window: _Window, log: EventLog) -> None:
+@dataclass(slots=True)
+class _Due:
+    """A step that is ready.
+
+    Attributes:
+        batches: Of this rank.
+        wait_s: What this rank waited for it.
+        broken: Images left out, with what is wrong, of all ranks; as all that follows.
+        stems: Of the images.
+        count: What the loss is divided by.
+        valid_pixels: Of the images.
+        computed_pixels: Of the canvases.
+    """
+
+    batches: Sequence[Batch]
+    wait_s: float
+    broken: Mapping[str, str]
+    stems: list[str]
+    count: int
+    valid_pixels: int
+    computed_pixels: int
+
+
+def _shared(job: Job, planned: Step, loaded: LoadedStep) -> _Due:
+    """What all ranks must know of a step before any of them takes it."""
+    ranks, batches = job.ranks, loaded.batches
+    count, valid, computed, num_broken, *images = ranks.sum_numbers(
+        sum(job.loss.count(b) for b in batches),
+        sum(b.layout.valid_pixels for b in batches),
+        sum(b.layout.canvas.pixels for b in batches),
+        len(loaded.broken),
+        *(len(b.stems) for b in batches if job.lockstep is not None),
+    )
+    broken = dict(loaded.broken)
+    if num_broken and ranks.size > 1:
+        broken = {stem: fault for told in ranks.gather(broken) for stem, fault in told.items()}
+    if job.lockstep is not None:  # A pass of which no image is left has no statistics.
+        batches = tuple(b for b, number in zip(batches, images, strict=True) if number)
+    stems = [job.train_samples[i].stem for p in planned.passes for i in p.images]
+    return _Due(
+        batches=batches,
+        wait_s=loaded.wait_s,
+        broken=broken,
+        stems=[stem for stem in stems if stem not in broken],
+        count=count,
+        valid_pixels=valid,
+        computed_pixels=computed,
+    )
+
+
+def _one_step(job: Job, place: Place, due: _Due, window: _Window, log: EventLog) -> None:
     """Takes a step, or skips it, and says what was new or wrong about it."""
     step = place.step
-    for stem, fault in loaded.broken.items():
+    for stem, fault in due.broken.items():
         job.tally.broken[stem] = fault
         job.console.print(f"step {step + 1}: left out an image. {fault}", highlight=False)
         log.write({"event": "broken", "step": step + 1, "image": stem, "fault": fault})
     set_learning_rate(job.optimizer, learning_rate(job.config.optim, step, job.num_steps))
     planned_pixels = job.tally.max_pass_pixels
     start = time.monotonic()
-    if not loaded.batches and all(s.stem in job.tally.broken for s in job.train_samples):
+    if not due.stems and all(s.stem in job.tally.broken for s in job.train_samples):
         raise DataError(
             f"No training image in {job.config.data.root} can be read. Look at the first message."
         )
     new: list[Canvas] = []
     _seed_dropout(job.config.train.seed, step)
-    if loaded.batches:
+    if due.stems:
         place.in_step = True
         try:
-            result = job.take_step(loaded.batches)
+            result = job.take_step(due.batches, count=due.count)
         except AnysizeError:
             place.in_step = False  # Raised before the update, so that what was learned is whole.
             raise
         new = [canvas for canvas in dict.fromkeys(result.canvases) if canvas not in place.seen]
-        window.add(loaded, result)
+        window.add(due, result)
         if result.skipped:
-            say_skipped(job, step, loaded, log)
+            say_skipped(job, step, due.stems, log)
         else:
             job.tally.bad_steps.clear()
     place.in_step = False
@@ -158,15 +215,14 @@ class _Window:
         self.computed_pixels = 0
         self.wait_s = 0.0
 
-    def add(self, loaded: LoadedStep, result: StepResult) -> None:
+    def add(self, due: _Due, result: StepResult) -> None:
         if not result.skipped:
             self.losses.append(result.loss)
-        self.wait_s += loaded.wait_s
-        for batch in loaded.batches:
-            self.stems.extend(batch.stems)
-            self.images += len(batch.stems)
-            self.valid_pixels += batch.layout.valid_pixels
-            self.computed_pixels += batch.layout.canvas.pixels
+        self.wait_s += due.wait_s
+        self.stems.extend(due.stems)
+        self.images += len(due.stems)
+        self.valid_pixels += due.valid_pixels
+        self.computed_pixels += due.computed_pixels
 
     def event(self, job: Job, step: int, epoch: int) -> dict[str, Any]:
         losses = torch.stack(self.losses)
@@ -188,6 +244,30 @@ class _Window:
             "skipped": job.tally.num_skipped,
             "left_out": len(job.tally.broken),
         }
+
+
+def packed_epochs(
+    job: Job, first: int
+) -> Generator[tuple[int, list[Step], list[Draw]], None, None]:
+    """The epochs of a run from `first` on, each packed while the one before it runs.
+
+    The first rank packs, and tells the others.
+    """
+    epochs = range(first, job.config.train.epochs)
+    packer = ThreadPoolExecutor(1, thread_name_prefix="anysize-packer")
+    packing: Future[tuple[list[Step], list[Draw]]] | None = None
+
+    def ahead(epoch: int) -> tuple[list[Step], list[Draw]]:
+        nonlocal packing
+        packed = drawn_epoch(job, epoch) if packing is None else packing.result()
+        packing = packer.submit(drawn_epoch, job, epoch + 1) if epoch + 1 in epochs else None
+        return packed
+
+    try:
+        for epoch in epochs:
+            yield epoch, *job.ranks.on_first(functools.partial(ahead, epoch))
+    finally:
+        packer.shutdown(wait=False, cancel_futures=True)
 
 
 def drawn_epoch(job: Job, epoch: int) -> tuple[list[Step], list[Draw]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anysize.data.loader import LoadedStep
 from anysize.errors import first_names
 from anysize.geometry import Canvas, num_cells
 from anysize.planning.packing import Step
@@ -70,9 +69,8 @@ def say_first_visits(
         )
 
 
-def say_skipped(job: Job, step: int, loaded: LoadedStep, log: EventLog) -> None:
+def say_skipped(job: Job, step: int, images: list[str], log: EventLog) -> None:
     """Counts a step that was skipped, and names its images."""
-    images = [stem for batch in loaded.batches for stem in batch.stems]
     job.tally.skip(step + 1, images)
     in_a_row = len(job.tally.bad_steps)
     job.console.print(

@@ -13,14 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anysize.atomic_files import only_process_in, remove_unfinished
-from anysize.config import Settings, base_of, load_config
+from anysize.config import RunConfig, Settings, base_of, load_config
+from anysize.ranks import join
 from anysize.training.evaluation import evaluate_if_due
 from anysize.training.events import EventLog
 from anysize.training.job import Job, prepare
-from anysize.training.loop import Place, drawn_epoch, is_finite, run_steps
+from anysize.training.loop import Place, is_finite, packed_epochs, run_steps
 from anysize.training.memory import memory_as_a_message
 from anysize.training.messages import say_left_out, say_norms_that_cannot_learn
-from anysize.training.run_folder import require_run_folder, restore, save, start
+from anysize.training.run_folder import begin, require_run_folder, save
 from anysize.training.settings import config_as_begun, load_run_config, with_whole_paths
 from anysize.training.stop import stop_requests
 
@@ -51,6 +52,26 @@ def train(
         AnysizeError: Bad settings or data; what was done is checkpointed.
         StoppedByUserError: Ctrl-C or SIGTERM, after a checkpoint.
     """
+    with join() as ranks:
+        console = ranks.console(console)
+        config, run = ranks.on_first(lambda: _config_and_folder(settings, overrides, resume))
+        job = prepare(config, run, resume=resume, agrees=agrees, console=console, ranks=ranks)
+        with contextlib.ExitStack() as held:
+            ranks.on_first(lambda: _hold(run, resume, held))
+            first_step = begin(job, resume=resume)
+            log = held.enter_context(EventLog(run / "events.jsonl" if ranks.is_first else None))
+            if resume:
+                log.write({"event": "resume", "step": first_step})
+            with memory_as_a_message():
+                _run_epochs(job, first_step, log)
+        say_left_out(job)
+        return run
+
+
+def _config_and_folder(
+    settings: Settings, overrides: Sequence[str], resume: bool
+) -> tuple[RunConfig, Path]:
+    """The settings of a run, with whole paths, and its folder."""
     base = base_of(settings)
     if resume:
         run = require_run_folder(base / load_config(settings, overrides).train.run, resume=True)
@@ -58,28 +79,24 @@ def train(
     else:
         config = load_run_config(settings, overrides)
         run = require_run_folder(base / config.train.run, resume=False)
-    config = with_whole_paths(config, base)
-    job = prepare(config, run, resume=resume, agrees=agrees, console=console)
+    return with_whole_paths(config, base), run
+
+
+def _hold(run: Path, resume: bool, held: contextlib.ExitStack) -> None:
+    """Takes the folder of a run for this process alone, and tidies it."""
     run.mkdir(parents=True, exist_ok=True)
-    with only_process_in(run):
-        require_run_folder(run, resume=resume)  # Again: another process may have been faster.
-        remove_unfinished(run)
-        remove_unfinished(run / "checkpoints")
-        first_step = restore(job) if resume else start(job)
-        with EventLog(run / "events.jsonl") as log:
-            if resume:
-                log.write({"event": "resume", "step": first_step})
-            with memory_as_a_message():
-                _run_epochs(job, first_step, log)
-    say_left_out(job)
-    return run
+    held.enter_context(only_process_in(run))
+    require_run_folder(run, resume=resume)  # Again: another process may have been faster.
+    remove_unfinished(run)
+    remove_unfinished(run / "checkpoints")
 
 
 def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
     console = job.console
     place = Place(first_step, first_step)
     with (
-        stop_requests() as stop,
+        stop_requests(job.ranks) as stop,
+        contextlib.closing(packed_epochs(job, first_step // job.steps_per_epoch)) as epochs,
         Progress(
             TextColumn("[bold]train[/]"),
             BarColumn(),
@@ -94,9 +111,12 @@ def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
         try:
             if first_step and first_step % job.steps_per_epoch == 0:
                 evaluate_if_due(job, first_step, log, stop, unless_logged=True)
-            for epoch in range(first_step // job.steps_per_epoch, job.config.train.epochs):
+            while True:
                 with stop.at_once():
-                    steps, draws = drawn_epoch(job, epoch)
+                    packed = next(epochs, None)
+                if packed is None:
+                    break
+                epoch, steps, draws = packed
                 if epoch * job.steps_per_epoch == first_step == 0:
                     say_norms_that_cannot_learn(job, steps)
                 with contextlib.closing(run_steps(job, epoch, steps, draws, place, log)) as done:

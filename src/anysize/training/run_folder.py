@@ -23,7 +23,7 @@ from anysize.training.events import forget_events_after, read_events
 from anysize.training.job import Job
 from anysize.training.plans import drawn_sizes
 from anysize.training.settings import check_same_settings
-from anysize.training.state import load_latest_state, save_state
+from anysize.training.state import State, load_latest_state, save_state
 
 WRITTEN_AT_START = {"checkpoints", "events.jsonl", "plan.json", "versions.json", RECORD_FILE}
 """What a run writes before `run.toml`: a folder with no more than this was killed so early."""
@@ -50,7 +50,22 @@ def require_run_folder(run: Path, *, resume: bool) -> Path:
     return run
 
 
-def start(job: Job) -> int:
+def begin(job: Job, *, resume: bool) -> int:
+    """Starts or restores a run on all ranks, of which the first reads and writes; gives the step.
+
+    Raises:
+        AnysizeError: What `restore` raises.
+    """
+    ranks = job.ranks
+    state = ranks.on_first(lambda: restore(job) if resume else start(job))
+    if state is not None and not ranks.is_first:
+        state.restore(job.model, job.optimizer)
+        job.tally.restore(state.tally, str(state.path))
+    ranks.copy_from_first(job.model.state_dict().values())
+    return 0 if state is None else state.step
+
+
+def start(job: Job) -> None:
     """Writes what describes the run, before its first step; `run.toml` last, which makes it one."""
     run = job.run
     save(job, 0)
@@ -72,11 +87,10 @@ def start(job: Job) -> int:
     write_atomic(run / "versions.json", json.dumps(versions, indent=2).encode())
     write_atomic(run / "events.jsonl", b"")
     write_atomic(run / "run.toml", to_toml(job.config).encode())
-    return 0
 
 
-def restore(job: Job) -> int:
-    """Puts the net, the optimiser and the log back to the last checkpoint; returns its step."""
+def restore(job: Job) -> State | None:
+    """Puts the net, the optimiser and the log back to the last checkpoint, and returns it."""
     check_same_settings(job.run, job.config)
     state = load_latest_state(job.run / "checkpoints")
     if state is None:
@@ -102,11 +116,13 @@ def restore(job: Job) -> int:
     job.tally.restore(state.tally, str(state.path))
     forget_events_after(job.run / "events.jsonl", state.step)
     job.console.print(f"Resuming after step {state.step} of {job.num_steps} ({state.path}).")
-    return state.step
+    return state
 
 
 def save(job: Job, step: int) -> None:
-    """Writes a checkpoint."""
+    """Writes a checkpoint, on the first rank."""
+    if not job.ranks.is_first:
+        return
     save_state(
         job.run / "checkpoints",
         step=step,

@@ -9,12 +9,14 @@ from types import FrameType
 from typing import Any
 
 from anysize.errors import StoppedByUserError
+from anysize.ranks import ALONE, Ranks
 
 
 class Stop:
-    """Whether the user asked to stop."""
+    """Whether the user asked to stop; with several ranks, whether one of them was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self.is_requested = False
         self.is_harmless = False
 
@@ -24,7 +26,7 @@ class Stop:
         Raises:
             StoppedByUserError: The user asked to stop.
         """
-        if self.is_requested:
+        if self.ranks.any(self.is_requested):
             raise StoppedByUserError("Stopped; a checkpoint was written. Go on with --resume.")
 
     @contextlib.contextmanager
@@ -35,7 +37,7 @@ class Stop:
             StoppedByUserError: The user asked to stop, before or while it runs.
         """
         self.raise_if_requested()
-        self.is_harmless = True
+        self.is_harmless = self.ranks.size == 1
         try:
             yield
         finally:
@@ -50,14 +52,17 @@ def _stopping_signals() -> list[int]:
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[Stop]:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request; a second one interrupts at once."""
-    stop = Stop()
+def stop_requests(ranks: Ranks = ALONE) -> Iterator[Stop]:
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request; a second one interrupts at once.
+
+    Not so with several ranks: `torchrun` passes on what the terminal has sent them already.
+    """
+    stop = Stop(ranks)
     before: dict[int, Any] = {}
 
     def request(number: int, frame: FrameType | None) -> None:
         stop.is_requested = True
-        for n, handler in before.items():
+        for n, handler in before.items() if ranks.size == 1 else ():
             signal.signal(n, handler)
         if stop.is_harmless:
             stop.raise_if_requested()
