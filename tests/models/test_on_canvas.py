@@ -193,6 +193,13 @@ def test_padding_and_cropping(sizes, places, edges):
     assert difference(seeded(Around(nn.ZeroPad2d(edges))), sizes, places) < 1e-12
 
 
+@pytest.mark.parametrize("edges", [(0, 0, 2, -2), (2, -2, 0, 0), (-2, 2, 0, 0), (0, 0, -2, 2)])
+def test_cells_that_padding_adds_are_not_those_that_a_neighbour_loses(edges):
+    places = [(0, edges[0] != 0, 0, 0)] * 3
+    sizes = [(12, 12), (12, 13), (14, 12)]
+    assert difference(seeded(Around(nn.ZeroPad2d(edges))), sizes, places) < 1e-12
+
+
 LEFT_OUT = {
     "conv2d": nn.Conv2d(4, 4, 3, 2, 2, dilation=2),
     "conv_transpose2d": nn.ConvTranspose2d(4, 4, 3, 2, 1, output_padding=1),

@@ -88,15 +88,22 @@ def padded(
         wanted = max(wanted, *sizes[i])
         y = y.narrow(d, 0, wanted) if y.shape[d] > wanted else y
     key = ("pad", tuple(map(tuple, (each[0][0], each[0][1], each[1][0], each[1][1]))))
+
+    def leads_to() -> Level:
+        # Cells that are added must not be those that a neighbour loses.
+        ends = [
+            [n + max(e, 0) for n, e in zip(level.extents(i), each[i][1], strict=True)]
+            for i in (0, 1)
+        ]
+        level.demand_room(max(0, amounts[0][0], amounts[1][0]), (ends[0], ends[1]), "padding")
+        return level.derived(
+            (y.shape[rows], y.shape[columns]), (sizes[0], sizes[1]), constant=constant
+        )
+
     # What was cut off an image at its end still lies there.
     clean = value == 0.0 and not any(starts_differ) and min(map(min, *each[0], *each[1])) >= 0
     rows, columns = found.dims  # pyright: ignore[reportAssignmentType]
-    new = level.once(
-        (key, y.shape[rows], y.shape[columns]),
-        lambda: level.derived(
-            (y.shape[rows], y.shape[columns]), (sizes[0], sizes[1]), constant=constant
-        ),
-    )
+    new = level.once((key, y.shape[rows], y.shape[columns]), leads_to)
     return put(y, Field(new, found.dims), clean=clean)
 
 
