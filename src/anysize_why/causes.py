@@ -15,6 +15,7 @@ from anysize_why.computing import (
     find_channels_last,
     find_compiling,
     find_float64,
+    find_retained,
     find_sizes,
     find_threads,
 )
@@ -30,6 +31,7 @@ from anysize_why.record import (
     STAGES,
     Record,
 )
+from anysize_why.unexplained import find_slowing, find_switches, find_unexplained
 from anysize_why.waiting import find_hang, find_repeats, find_waiting, find_workers
 
 __all__ = ["judge"]
@@ -49,6 +51,8 @@ def judge(record: Record) -> Verdict:
     findings: list[Finding] = []
     harmless: list[str] = []
     for look in (
+        find_slowing,
+        find_switches,
         find_sizes,
         find_compiling,
         find_hang,
@@ -61,6 +65,7 @@ def judge(record: Record) -> Verdict:
         find_checkpoint,
         find_memory,
         find_channels_last,
+        find_retained,
         find_float64,
         find_batch,
         find_threads,
@@ -70,6 +75,7 @@ def judge(record: Record) -> Verdict:
         found, fine = look(record)
         findings += found
         harmless += fine
+    findings += find_unexplained(record, findings)
     harmless += [
         f"not tried, {name}: {control['failed']}"
         for name, control in record.controls.items()

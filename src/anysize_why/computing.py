@@ -21,6 +21,7 @@ __all__ = [
     "find_channels_last",
     "find_compiling",
     "find_float64",
+    "find_retained",
     "find_sizes",
     "find_threads",
 ]
@@ -159,6 +160,31 @@ def find_channels_last(record: Record) -> Found:
     )
 
 
+def find_retained(record: Record) -> Found:
+    """Graphs that several backward passes walk."""
+    walked = sum(step.get("walked", 0) for step in record.steps)
+    repeated = sum(step.get("repeated", 0) for step in record.steps)
+    if not repeated:
+        return [], []
+    cost = record.stage_s("backward") * repeated / walked
+    said = (
+        f"{walked / len(record.steps):.0f} nodes of kept graphs are walked in a step's backward "
+        f"passes, {repeated / len(record.steps):.0f} of them again"
+    )
+    if not record.matters(cost):
+        return [], [f"retain_graph: {said}; {record.share(cost)}"]
+    return [
+        Finding(
+            cause="backward walks the same graph again (retain_graph)",
+            cost_s=cost,
+            evidence=f"{said}, {walked / max(walked - repeated, 1):.1f} times as many as there are",
+            change="call backward once on the sum of the losses, or on each loss alone and without "
+            "retain_graph: gradients add up by themselves",
+            gain=f"{cost:.2f} s of {record.wall_s:.2f} s, {record.share(cost)}",
+        )
+    ], []
+
+
 def find_float64(record: Record) -> Found:
     """Parameters in float64."""
     control = control_of(record, "float64")
@@ -198,14 +224,21 @@ def find_batch(record: Record) -> Found:
     saved = compare(control, "as it is", "larger")
     # A step of the optimiser takes as long for any batch, and a larger one needs fewer of them.
     optimiser_s = record.stage_s("optimiser") * (1 - control["batch"] / control["larger"])
+    if record.controls.get("optimiser"):
+        optimiser_s = 0.0  # The control has taken its steps.
     return tried(
         record,
         saved,
         cause="tiny batch",
         evidence=f"{control['batch']} a batch: {ms(saved.before_s)}, and {ms(saved.after_s)} for "
-        f"as many in a batch of {control['larger']}; and {optimiser_s:.2f} s in the optimiser, for "
-        "fewer steps",
-        change=f"a batch of {control['larger']} or more, with the learning rate to match",
+        f"as many in a batch of {control['larger']}",
+        change=f"a batch of {control['larger']} or more, with the learning rate to match"
+        + (
+            "; images of many sizes need one shape for that: planned canvases (`anysize plan`, "
+            "exact), padding, or batches of images of one size"
+            if len({tuple(step["shape"] or ()) for step in record.steps}) > 1
+            else ""
+        ),
         share=MIN_SHARE_BATCH,
         also_s=optimiser_s,
     )

@@ -13,30 +13,42 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from anysize_why.cores import num_cores
-from anysize_why.counting import count_copies, count_primitives
+from anysize_why.counting import count_copies, count_primitives, time_operators
 from anysize_why.loading import MOST_WORKERS, fetch, repeats_samples, try_workers
+from anysize_why.replay import Replay, mapped, synchronise, works_ahead
 from anysize_why.subject import Subject
+from anysize_why.switches import without
 from anysize_why.waiting import num_workers_needed
 
 __all__ = ["run_controls"]
 
+
 Run = Callable[[], tuple[float, int]]
 """Takes one step; gives its seconds, and how many elements of input it had."""
 
+
 MIN_ROUNDS = 4
+
+
 MAX_ROUNDS = 40
+
+
 SMALL_BATCH = 8
+
+
 LARGER = 4
 """How many times larger a batch is tried."""
 
+
 WORTH_TRYING = 0.05
 """Share of a step's time that waits take from which other numbers of workers are tried."""
+
 
 MAX_COUNTED_SHARE = 0.1
 """Share of the time for controls that one step may take for some more to be counted."""
@@ -66,6 +78,7 @@ def run_controls(subject: Subject, shapes: list[list[int]], budget_s: float) -> 
             replay = Replay(subject)
         except Exception as error:  # noqa: BLE001 - copying runs the script's own code
             return {**found, "failed": f"the net cannot be copied: {error}"[:300]}
+        found["optimiser"] = replay.steps_optimizer
         unseen = Unseen(replay.shape, shapes)
         planned = list(_planned(replay, unseen))
         for i, (name, control) in enumerate(planned):
@@ -90,83 +103,6 @@ def _workers_to_try(fetched: dict[str, Any], rest_s: float, now: int) -> int:
     alone, busy = (statistics.median(fetched[key]) for key in ("seconds", "cpu_s"))
     most = num_cores() if busy > 0.5 * alone else MOST_WORKERS
     return max(min(num_workers_needed(alone, rest_s), most), now + 1)
-
-
-class Replay:
-    """Forward and backward of a copy of the net."""
-
-    def __init__(self, subject: Any) -> None:
-        self.is_compiled = hasattr(subject.model, "_orig_mod")
-        self.model = copy.deepcopy(getattr(subject.model, "_orig_mod", subject.model))
-        for module, training in zip(_modules(self.model, subject), subject.modes, strict=True):
-            module.training = training
-        self.args = _detached(subject.args)
-        self.kwargs = _detached(subject.kwargs)
-        self.autocast = subject.autocast
-        first = next(_tensors((self.args, self.kwargs)))
-        self.shape = list(first.shape)
-        self.first = first
-
-    def step(self, model: Any, args: Any, kwargs: Any) -> tuple[float, int]:
-        """One forward and backward; the loss is the mean square of all that comes out."""
-        size = next(_tensors((args, kwargs))).numel()
-        _synchronise(self.first)
-        began = time.perf_counter()
-        self._queue(model, args, kwargs)
-        _synchronise(self.first)
-        seconds = time.perf_counter() - began
-        model.zero_grad(set_to_none=True)
-        return seconds, size
-
-    def queued(self) -> tuple[float, float]:
-        """Seconds after which a step's calls have returned, and after which the device is done."""
-        _synchronise(self.first)
-        began = time.perf_counter()
-        self._queue(self.model, self.args, self.kwargs)
-        returned = time.perf_counter() - began
-        _synchronise(self.first)
-        done = time.perf_counter() - began
-        self.model.zero_grad(set_to_none=True)
-        return returned, done
-
-    def _queue(self, model: Any, args: Any, kwargs: Any) -> None:
-        casting = torch.autocast(self.autocast[0], self.autocast[1]) if self.autocast else None
-        with casting or nullcontext():
-            output = model(*args, **kwargs)
-        loss = sum(t.square().mean() for t in _tensors(output) if t.requires_grad)
-        loss.backward()  # pyright: ignore[reportAttributeAccessIssue]
-
-    def as_it_is(self) -> tuple[float, int]:
-        """The step that the script took last, once more."""
-        return self.step(self.model, self.args, self.kwargs)
-
-    def resized(self, shape: list[int]) -> tuple[Any, Any]:
-        """The inputs at another shape, made of the same values."""
-        changes = {
-            (dim, old): new
-            for dim, (old, new) in enumerate(zip(self.shape, shape, strict=True))
-            if old != new
-        }
-
-        def resize(tensor: torch.Tensor) -> torch.Tensor:
-            channels_last = tensor.dim() == 4 and tensor.is_contiguous(
-                memory_format=torch.channels_last
-            )
-            for (dim, old), new in changes.items():
-                if dim < tensor.dim() and tensor.shape[dim] == old:
-                    index = torch.arange(new, device=tensor.device) % old
-                    tensor = tensor.index_select(dim, index)
-            if channels_last:
-                tensor = tensor.contiguous(memory_format=torch.channels_last)
-            return tensor
-
-        return _mapped(self.args, resize), _mapped(self.kwargs, resize)
-
-
-def _modules(model: torch.nn.Module, subject: Any) -> list[torch.nn.Module]:
-    """The copy's modules in the order in which the script's modes were noted."""
-    wrapper = [torch.nn.Module()] if hasattr(subject.model, "_orig_mod") else []
-    return [*wrapper, *model.modules()]
 
 
 class Unseen:
@@ -212,8 +148,15 @@ def _planned(replay: Replay, unseen: Unseen) -> Iterator[tuple[str, Callable[[fl
         yield "channels last", lambda budget: _channels_last(replay, budget)
     if replay.shape and replay.shape[0] <= SMALL_BATCH and len(replay.shape) > 1:
         yield "batch", lambda budget: _batch(replay, budget)
-    if _works_ahead(replay.first):
+    if works_ahead(replay.first):
         yield "queued", lambda budget: _queued(replay, min(budget, 2.0))
+    for switch in replay.switches:
+        if sides := without(switch, replay, replay.original):
+            named: dict[str, Run] = {"as it is": sides[0], "off": sides[1]}
+            yield switch, lambda budget, named=named: _take_turns(named, budget)
+    yield "again", lambda budget: _take_turns({"as it is": replay.as_it_is}, min(budget, 2.0))
+    if not works_ahead(replay.first):
+        yield "operators", lambda _: time_operators(replay.as_it_is)
     yield "limit", lambda budget: _limit(replay, min(budget, 2.0))
 
 
@@ -285,7 +228,7 @@ def _float64(replay: Replay, budget_s: float) -> dict[str, Any]:
     def narrow(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.float() if tensor.dtype == torch.float64 else tensor
 
-    args, kwargs = _mapped(replay.args, narrow), _mapped(replay.kwargs, narrow)
+    args, kwargs = mapped(replay.args, narrow), mapped(replay.kwargs, narrow)
     return _take_turns(
         {"as it is": replay.as_it_is, "float32": lambda: replay.step(single, args, kwargs)},
         budget_s,
@@ -421,54 +364,14 @@ def _limit(replay: Replay, budget_s: float) -> dict[str, Any]:
     until = time.perf_counter() + budget_s
     with torch.no_grad():
         while True:
-            _synchronise(square)
+            synchronise(square)
             began = time.perf_counter()
             _ = square @ square
-            _synchronise(square)
+            synchronise(square)
             best = max(best, 2 * 1024**3 / (time.perf_counter() - began))
             if time.perf_counter() > until:
                 break
     return {"flops": counter.get_total_flops(), "most_flops_a_second": best}
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _tensors(inner)
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from _tensors(vars(value))
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(inner, change) for key, inner in value.items()}
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(_mapped(inner, change) for inner in value)
-    if isinstance(value, list):
-        return [_mapped(inner, change) for inner in value]
-    return value
-
-
-def _detached(value: Any) -> Any:
-    """Copies that need no gradient, so that nothing of the script is written to."""
-    return _mapped(value, lambda tensor: tensor.detach().clone())
-
-
-def _works_ahead(tensor: torch.Tensor) -> bool:
-    """Whether calls on its device return before the work is done."""
-    return tensor.device.type == "cuda"
-
-
-def _synchronise(tensor: torch.Tensor) -> None:
-    if _works_ahead(tensor):
-        torch.cuda.synchronize(tensor.device)
 
 
 @contextmanager

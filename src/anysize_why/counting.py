@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["count_copies", "count_primitives", "parse_log"]
+__all__ = ["count_copies", "count_primitives", "parse_log", "time_operators"]
 
 STDOUT = 1
 """Descriptor to which oneDNN prints, whatever Python's `sys.stdout` is."""
@@ -40,6 +41,44 @@ def count_copies(run: Callable[[], object]) -> dict[str, dict[str, int]]:
     with _Copies() as seen:
         run()
     return {kind: {"calls": calls, "bytes": written} for kind, (calls, written) in seen.of.items()}
+
+
+def time_operators(run: Callable[[], tuple[float, int]]) -> dict[str, Any]:
+    """Seconds of one step within each kind of operator, forward and backward.
+
+    Args:
+        run: Takes the step, and gives its seconds.
+    """
+    seconds, _ = run()
+    with _Timed() as seen:
+        run()
+    longest = sorted(seen.of.items(), key=lambda item: -item[1][1])
+    return {
+        "step_s": seconds,
+        "within_s": sum(spent for _, spent in seen.of.values()),
+        "longest": [
+            {"name": name, "calls": calls, "seconds": spent} for name, (calls, spent) in longest[:5]
+        ],
+    }
+
+
+class _Timed(TorchDispatchMode):
+    """Times every operator, those of the backward pass as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: dict[str, list[Any]] = defaultdict(lambda: [0, 0.0])
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        began = time.perf_counter()
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            spent = self.of[func.name().partition(".")[0]]
+            spent[0] += 1
+            spent[1] += time.perf_counter() - began
 
 
 class _Copies(TorchDispatchMode):

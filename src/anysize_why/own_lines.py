@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from typing import Any
 
 from anysize_why.findings import Finding
 from anysize_why.record import (
     DECODERS,
+    MIN_SHARE,
     Found,
     Record,
     growth_bytes,
@@ -56,13 +58,17 @@ def find_lines(record: Record) -> Found:
         )
     else:
         reads, reading = {}, {}
-    cost = record.stage_s(BETWEEN) - reading.get(BETWEEN, 0.0)
-    rest = {
-        key: value
-        for key, value in record.seconds_of_lines(BETWEEN).items()
-        if key[:2] not in reads
-    }
-    return findings + _between(record, rest, cost), []
+    for stage in (BETWEEN, AFTER_BACKWARD):
+        cost = record.stage_s(stage) - reading.get(stage, 0.0)
+        if stage == BETWEEN:
+            cost -= around_checkpoints(record)
+        rest = {
+            key: value
+            for key, value in record.seconds_of_lines(stage).items()
+            if key[:2] not in reads
+        }
+        findings += _between(record, stage, rest, cost)
+    return findings, []
 
 
 def _reading_s(record: Record, stage: str) -> float:
@@ -103,28 +109,43 @@ def _reads(record: Record) -> dict[tuple[str, int], tuple[str, float]]:
 
 
 def _between(
-    record: Record, seconds: Mapping[tuple[str, int, str], float], cost: float
+    record: Record, stage: str, seconds: Mapping[tuple[str, int, str], float], cost: float
 ) -> list[Finding]:
-    """What lies between the steps, by the lines that were seen there."""
+    """What lies between the steps or after the backward pass, by the lines seen there."""
     if not (seconds and record.matters(cost, MIN_SHARE_OWN_LINES)):
         return []
     sampled = sum(seconds.values())
     seconds = {key: value * cost / sampled for key, value in seconds.items()}
     decoding = sum(s for (_, _, via), s in seconds.items() if via.split(".")[0] in DECODERS)
     worst = sorted(seconds, key=lambda key: -seconds[key])[:3]
-    said = ", ".join(f"{record.line(*key)} {seconds[key]:.2f} s" for key in worst)
+    evidence = f"{cost:.2f} s, {record.share(cost)}, in " + ", ".join(
+        f"{record.line(*key)} {seconds[key]:.2f} s" for key in worst
+    )
+    made = {
+        name: number
+        for name, number in record.facts.get("made", {}).items()
+        if number > max(2, len(record.steps) / 20)
+    }
+    cause, change = "the script's own lines between the steps", "do less there, or less often"
     if decoding > 0.5 * cost:
         cause = "slow decoding in the main thread"
         change = "decode in a DataLoader with num_workers=1 or more, while the net computes"
-    else:
-        cause = "the script's own lines between the steps"
-        change = "do less there, less often, or in a DataLoader's workers"
+        evidence += f"; {decoding:.2f} s of it reading images"
+    elif stage == AFTER_BACKWARD:
+        cause = "the script's own lines after the backward pass"
+        change = (
+            "one call on all gradients instead of a loop (torch.nn.utils.clip_grad_norm_, "
+            "torch._foreach_*), or less often"
+        )
+    elif made:
+        cause = "objects are made anew in the loop: " + ", ".join(made)
+        evidence += "; made in these steps: " + ", ".join(f"{n} {k}" for k, n in made.items())
+        change = "make them once before the loop, and load the state into them"
     return [
         Finding(
             cause=cause,
             cost_s=cost,
-            evidence=f"{cost:.2f} s, {record.share(cost)}, in {said}"
-            + (f"; {decoding:.2f} s of it reading images" if decoding > 0.5 * cost else ""),
+            evidence=evidence,
             change=change,
             gain=f"at most {cost:.2f} s of {record.wall_s:.2f} s",
         )
@@ -160,12 +181,26 @@ def find_evaluation(record: Record) -> Found:
 
 
 def find_checkpoint(record: Record) -> Found:
-    """Checkpoints between the steps."""
-    return _inside_loop(record, "checkpoint", "save less often")
+    """Checkpoints between the steps, with the lines around them."""
+    return _inside_loop(record, "checkpoint", "save less often", around_checkpoints(record))
 
 
-def _inside_loop(record: Record, stage: str, change: str) -> Found:
-    cost = record.stage_s(stage)
+def around_checkpoints(record: Record) -> float:
+    """Seconds between the steps that only steps with a checkpoint have: copies, hashes, moves."""
+    usual = [s["stages"].get(BETWEEN, 0.0) for s in record.steps if not _saves(s)]
+    if not usual:
+        return 0.0
+    middle = statistics.median(usual)
+    more = [s["stages"].get(BETWEEN, 0.0) - middle for s in record.steps if _saves(s)]
+    return sum(max(0.0, seconds) for seconds in more)
+
+
+def _saves(step: Mapping[str, Any]) -> bool:
+    return step["stages"].get("checkpoint", 0.0) > 0
+
+
+def _inside_loop(record: Record, stage: str, change: str, around: float = 0.0) -> Found:
+    cost = record.stage_s(stage) + around
     steps = [step for step in record.steps if step["stages"].get(stage)]
     if not steps:
         return [], []
@@ -173,6 +208,8 @@ def _inside_loop(record: Record, stage: str, change: str) -> Found:
         f"{len(steps)} times in {len(record.steps)} steps, {ms(cost / len(steps))} each, "
         f"{record.share(cost)}"
     )
+    if around > MIN_SHARE * record.stage_s(stage):
+        said += f"; {around:.2f} s of it in the script's lines around it"
     if not record.matters(cost):
         return [], [f"{stage} inside the loop: {said}"]
     return [

@@ -21,27 +21,27 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from anysize_why.cores import num_cores
+from anysize_why.forwards import MAX_SWITCH_STEPS, Forwards
 from anysize_why.places import Sampler, own_places
 from anysize_why.reads import SYNC_STEPS, Reads
 from anysize_why.running import AfterTorch, StopScript, run_script
 from anysize_why.stages import AFTER_BACKWARD, BETWEEN, LOSS, Clock, with_evaluation
 from anysize_why.subject import (
     Subject,
-    autocast_of,
     device_of,
-    first_tensor,
-    is_wrapper,
     num_compiles,
     num_graphs,
     top_module,
 )
+from anysize_why.switches import read_switches
 from anysize_why.workers import LoaderWatch
 
 __all__ = ["Options", "Probe", "main"]
@@ -54,6 +54,7 @@ class Options:
     Attributes:
         num_steps: Optimiser steps after which the script is stopped.
         seconds: The same in seconds from the first step's end.
+        least_s: Seconds for which it is watched whatever the number of steps.
         controls_s: Most seconds that the controls may take; 0 for none.
         record: Descriptor of the file that takes the record.
     """
@@ -62,16 +63,19 @@ class Options:
     seconds: float
     controls_s: float
     record: int
+    least_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Row:
     """What is gathered between the ends of two optimiser steps."""
 
-    shape: list[int] | None = None
-    num_forwards: int = 0
-    num_evaluated: int = 0
     num_compiles: int = 0
+    num_closures: int = 0
+    num_backwards: int = 0
+    nodes: set[Any] = field(default_factory=set[Any])
+    walked: int = 0
+    repeated: int = 0
     usage: Any = None
     counts_syncs: bool = False
 
@@ -94,11 +98,14 @@ class Probe:
         self.watch = LoaderWatch(self._give_up)
         self.hung: dict[str, Any] = {}
         self.subject = Subject()
+        self.forwards = Forwards(self.clock, self.mine, self.subject)
         self.num_steps = 0
         self.first_ended = 0.0
         self.began = time.perf_counter()
-        self.main_optimizer: int | None = None
-        self.others_since = 0
+        self.main_optimizer: weakref.ref[Any] | None = None
+        self.last_optimizer: weakref.ref[Any] | None = None
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.num_optimizers = 0
         self.seen: Counter[str] = Counter()
         self.loaders: dict[int, dict[str, Any]] = {}
         self.call_lines: dict[str, list[tuple[str, int]]] = {}
@@ -107,7 +114,6 @@ class Probe:
         self.handles: list[Any] = []
         self.unlisten: Callable[[], None] | None = None
         self.stopping = False
-        self.shapes: list[list[int]] = []
         self.graphs_at_first = 0
 
     # What is written.
@@ -147,6 +153,7 @@ class Probe:
             setattr(owner, name, original)
         self.patched.clear()
         self.reads.unwrap()
+        self.forwards.remove()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -169,6 +176,8 @@ class Probe:
             if not probe.mine():
                 return original(*args, **kwargs)
             clock.enter(stage)
+            if stage == "backward":
+                probe.saw_backward(args, kwargs)
             waits = stage == "wait for data"
             if waits:
                 probe.watch.begin(args[0])
@@ -195,6 +204,30 @@ class Probe:
         if self.num_steps < 4 and stage in ("backward", "wait for data"):
             self._saw_line(stage)
 
+    def saw_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Counts the nodes of a graph that is kept for another backward pass."""
+        row = self.row
+        row.num_backwards += 1
+        if self.num_steps < MAX_SWITCH_STEPS:
+            self.subject.switches.update(read_switches(None))
+        keeps = kwargs.get("retain_graph", args[2] if len(args) > 2 else None)
+        if self.clock.stack.count("backward") > 1 or not (keeps or row.nodes):
+            return
+        began = time.perf_counter()
+        of = args[0] if args else kwargs.get("tensors")
+        tensors: list[Any] = list(of) if isinstance(of, (list, tuple)) else [of]
+        waiting = [t.grad_fn for t in tensors if t is not None and t.grad_fn is not None]
+        walked: set[Any] = set()
+        while waiting:
+            node = waiting.pop()
+            if node not in walked:
+                walked.add(node)
+                waiting += [n for n, _ in node.next_functions if n is not None and n.next_functions]
+        row.walked += len(walked)
+        row.repeated += len(walked & row.nodes)
+        row.nodes |= walked
+        self.clock.skip(time.perf_counter() - began)
+
     def _saw_line(self, stage: str) -> None:
         self.call_lines[stage] = own_places(sys._getframe(2))
 
@@ -213,21 +246,44 @@ class Probe:
         if self.subject.loader is None or not self.num_steps:
             self.subject.loader = loader
 
-    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.mine():
-            self.clock.enter("optimiser")
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if not self.mine():
+            return None
+        self.clock.enter("optimiser")
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            return None
+        timed = self._timed_closure(closure)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": timed}
+        return (optimizer, timed, *args[2:]), kwargs
+
+    def _timed_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure's own lines belong to the loss, not to the optimiser that calls it."""
+
+        @functools.wraps(closure)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.row.num_closures += 1
+            self.clock.enter(LOSS)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self.clock.leave(LOSS)
+
+        return timed
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.mine():
             return
         self.clock.leave("optimiser", BETWEEN)
         self.seen["optimiser"] += 1
-        if self.main_optimizer is None or self.others_since >= 3:
-            self.main_optimizer = id(optimizer)
-        if id(optimizer) != self.main_optimizer:
-            self.others_since += 1
+        if optimizer not in self.optimizers:
+            self.optimizers.add(optimizer)
+            self.num_optimizers += 1
+        if self.num_optimizers > 1:
+            self.forwards.hook_everywhere()
+        if not self._ends_step(optimizer):
             return
-        self.others_since = 0
         self.num_steps += 1
         if self.num_steps < 4:
             self._saw_line("optimiser")
@@ -236,9 +292,20 @@ class Probe:
         else:
             self._end_row()
         elapsed = time.perf_counter() - self.first_ended
-        if self.num_steps >= self.options.num_steps or elapsed >= self.options.seconds:
+        enough = self.num_steps >= self.options.num_steps and elapsed >= self.options.least_s
+        if enough or elapsed >= self.options.seconds:
             self.stop()
         self._begin_row()
+
+    def _ends_step(self, optimizer: Any) -> bool:
+        """Of several optimisers, one ends the steps: until it is gone, or another goes on alone."""
+        main = self.main_optimizer() if self.main_optimizer else None
+        again = self.last_optimizer is not None and self.last_optimizer() is optimizer
+        self.last_optimizer = weakref.ref(optimizer)
+        if main is None or (main is not optimizer and again):
+            self.main_optimizer = self.last_optimizer
+            return True
+        return main is optimizer
 
     def stop(self) -> None:
         """Runs the controls, while the script's objects are alive, and raises `StopScript`."""
@@ -258,6 +325,7 @@ class Probe:
         for handle in handles:
             handle.remove()
         self.reads.unwrap()
+        self.forwards.remove()
         self.sampler.stop()
         self.watch.stop()
         self.alive = False
@@ -266,11 +334,14 @@ class Probe:
             from anysize_why.controls import run_controls
 
             rows = max(1, self.num_steps - 1)
+            if self.seen["backward"] > 1.5 * self.seen["optimiser"]:
+                self.subject.optimizer = None  # It is not stepped each time.
             self.subject.step_s /= rows
             self.subject.wait_s /= rows
 
             self.write(
-                "controls", **run_controls(self.subject, self.shapes, self.options.controls_s)
+                "controls",
+                **run_controls(self.subject, self.forwards.shapes, self.options.controls_s),
             )
 
     def _give_up(self, hung: dict[str, Any]) -> None:
@@ -290,9 +361,9 @@ class Probe:
         """Finds the net, and starts what needs a running script."""
         now = time.perf_counter()
         self.write("first step", seconds=now - self.began)
-        self.subject.model = top_module(optimizer)
-        if self.subject.model is not None:
-            self._hook_model(self.subject.model)
+        if not self.forwards.everywhere:
+            self.forwards.hook(top_module(optimizer))
+        self.subject.optimizer = (type(optimizer), dict(optimizer.defaults))
         self._listen_to_compiler()
         self.graphs_at_first = num_graphs()
         self.reads.on_gpu = device_of(self.subject.model) == "cuda"
@@ -301,45 +372,6 @@ class Probe:
         self.clock.cut()
         self.clock.begin()
         self.first_ended = time.perf_counter()
-
-    def _hook_model(self, model: Any) -> None:
-        compiled_elsewhere = "torch._dynamo.eval_frame" in sys.modules and not is_wrapper(model)
-        if getattr(model, "_compiled_call_impl", None) is not None or compiled_elsewhere:
-            compiles = num_compiles()
-            if compiles or getattr(model, "_compiled_call_impl", None) is not None:
-                return  # A hook within a compiled region would make it compile again.
-        self.handles += [
-            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            model.register_forward_hook(self._after_forward, always_call=True),
-        ]
-
-    def _before_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.mine():
-            return
-        import torch
-
-        trains = model.training and torch.is_grad_enabled()
-        if trains:
-            row = self.row
-            row.num_forwards += 1
-            tensor = first_tensor((*args, *kwargs.values()))
-            if tensor is not None and row.shape is None:
-                row.shape = list(tensor.shape)
-            subject = self.subject
-            subject.args, subject.kwargs = args, kwargs
-            if not subject.modes:
-                subject.modes = [m.training for m in model.modules()]
-            subject.autocast = autocast_of(torch, tensor)
-            if self.num_steps < 4:
-                self.call_lines["forward"] = own_places(sys._getframe(1))
-        else:
-            self.row.num_evaluated += 1
-        self.clock.enter("forward" if trains else "evaluation")
-
-    def _after_forward(self, model: Any, args: Any, output: Any) -> None:
-        if self.mine():
-            stage = "evaluation" if "evaluation" in self.clock.stack else "forward"
-            self.clock.leave(stage, BETWEEN if stage == "evaluation" else LOSS)
 
     def _listen_to_compiler(self) -> None:
         if self.unlisten or "torch._dynamo.callback" not in sys.modules:
@@ -370,6 +402,7 @@ class Probe:
             usage=resource.getrusage(resource.RUSAGE_SELF),
             counts_syncs=self.num_steps in SYNC_STEPS and not self.seen_compiler(),
         )
+        self.forwards.begin_step()
         self.reads.begin_step(self.row.counts_syncs)
         self.clock.begin()
 
@@ -381,20 +414,26 @@ class Probe:
         row = self.row
         stages, segments = self.clock.cut()
         wall = self.clock.mark - self.clock.began
-        if row.num_evaluated:
+        forwards = self.forwards
+        if forwards.num_evaluated:
             stages = with_evaluation(segments)
         self.subject.step_s += wall
         self.subject.wait_s += stages.get("wait for data", 0.0)
-        if row.shape is not None:
-            self.shapes.append(row.shape)
+        if forwards.shape is not None:
+            forwards.shapes.append(forwards.shape)
+        if self.num_steps < 5 and forwards.lines:
+            self.call_lines["forward"] = forwards.lines
         before, after = row.usage, resource.getrusage(resource.RUSAGE_SELF)
         self.write(
             "step",
             wall_s=wall,
             stages=stages,
-            shape=row.shape,
-            forwards=row.num_forwards,
-            evaluated=row.num_evaluated,
+            shape=forwards.shape,
+            forwards=forwards.num_forwards,
+            evaluated=forwards.num_evaluated,
+            closures=row.num_closures,
+            walked=row.walked,
+            repeated=row.repeated,
             compiles=row.num_compiles,
             counts_syncs=row.counts_syncs,
             reads=self.reads.of_step,
@@ -404,6 +443,8 @@ class Probe:
             rss_bytes=_rss_bytes(),
             tunes=self.reads.on_gpu and bool(sys.modules["torch.backends.cudnn"].benchmark),
         )
+        if row.num_backwards and not forwards.num_forwards:
+            forwards.hook_everywhere()
         self._listen_to_compiler()
 
     def facts(self) -> dict[str, Any]:
@@ -428,6 +469,12 @@ class Probe:
                 for (file, line, via), looks in self.watch.lines.most_common(20)
             ],
             "call_lines": self.call_lines,
+            "switches": dict(self.subject.switches),
+            "made": {
+                "optimisers": self.num_optimizers,
+                "nets": sum(count > 0 for count in self.forwards.nets.values()),
+                "loaders": len(self.loaders),
+            },
             "threads": torch.get_num_threads(),
             "cores": num_cores(),
             "device": device_of(self.subject.model),
@@ -459,13 +506,15 @@ def _rss_bytes() -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """The child process: `RECORD STEPS SECONDS CONTROLS_S SCRIPT [ARGS...]`."""
-    record, num_steps, seconds, controls_s, script = arguments[:5]
+    """The child process: `RECORD STEPS SECONDS LEAST_S CONTROLS_S SCRIPT [ARGS...]`."""
+    record, num_steps, seconds, least_s, controls_s, script = arguments[:6]
     os.set_inheritable(int(record), False)
-    options = Options(int(num_steps), float(seconds), float(controls_s), int(record))
+    options = Options(
+        int(num_steps), float(seconds), float(controls_s), int(record), float(least_s)
+    )
     probe = Probe(options, Path(script))
     sys.meta_path.insert(0, AfterTorch(probe.install))
-    code = run_script(Path(script), arguments[5:])
+    code = run_script(Path(script), arguments[6:])
     if os.getpid() != probe.pid:
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):

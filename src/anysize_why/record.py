@@ -77,8 +77,13 @@ class Record:
 
     @property
     def computing_s(self) -> float:
-        """Forward, loss and backward: what the controls repeat."""
+        """Forward, loss and backward."""
         return sum(self.stage_s(stage) for stage in ("forward", "loss", "backward"))
+
+    @property
+    def repeated_s(self) -> float:
+        """Seconds of what the controls repeat: with the optimiser where they step one."""
+        return self.computing_s + self.controls.get("optimiser", False) * self.stage_s("optimiser")
 
     def stage_s(self, stage: str) -> float:
         """Seconds of a stage in all steps."""
@@ -231,16 +236,16 @@ def tried(
 ) -> Found:
     """A finding of a control, if what it saved is enough and certain.
 
-    `also_s` is what the change saves beside the forward and backward that the control repeats.
+    `also_s` is what the change saves beside what the control repeats.
     """
-    cost = saved.share * record.computing_s + also_s
+    cost = saved.share * record.repeated_s + also_s
     if not (saved.certain and record.matters(cost, share)):
         return [], []
     return [
         Finding(
             cause=cause,
             cost_s=cost,
-            evidence=f"{evidence} ({saved.rounds} rounds in turn, forward and backward)",
+            evidence=f"{evidence} ({saved.rounds} rounds in turn)",
             change=change,
             gain=f"{cost:.2f} s of {record.wall_s:.2f} s, {record.share(cost)}",
         )

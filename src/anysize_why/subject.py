@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ class Subject:
     autocast: tuple[str, Any] | None = None
     modes: list[bool] = field(default_factory=list)
     loader: Any = None
+    optimizer: tuple[Any, dict[str, Any]] | None = None
+    switches: Counter[str] = field(default_factory=Counter[str])
     step_s: float = 0.0
     wait_s: float = 0.0
 

@@ -25,6 +25,9 @@ from anysize_why.record import Record
 
 __all__ = ["Watched", "before_and_after", "describe", "explain", "watch", "watched_json"]
 
+NUM_STEPS, LEAST_S = 60, 5.0
+"""Optimiser steps and seconds for which a script is watched unless told otherwise."""
+
 GRACE_S = 10.0
 """Time that a script has to end once it was stopped, and again after SIGTERM."""
 
@@ -64,7 +67,7 @@ def watch(
     script: Path,
     arguments: Sequence[str] = (),
     *,
-    num_steps: int = 60,
+    num_steps: int | None = None,
     seconds: float = 120.0,
     controls: bool = True,
 ) -> Watched:
@@ -73,7 +76,7 @@ def watch(
     Args:
         script: Run as `python SCRIPT` would.
         arguments: Of the script.
-        num_steps: Optimiser steps, with the first.
+        num_steps: Optimiser steps, with the first; by default 60, and as many as 5 s hold.
         seconds: Most seconds after the first step.
         controls: Whether a copy of the net is tried when the steps are over.
 
@@ -82,16 +85,19 @@ def watch(
     """
     if not script.is_file():
         raise WhyError(f"{script} is not there. Give the script as you would give it to python.")
-    if num_steps < 2 or seconds <= 0:
+    steps = NUM_STEPS if num_steps is None else num_steps
+    if steps < 2 or seconds <= 0:
         raise WhyError(
-            f"--steps is {num_steps} and --seconds {seconds:g}; at least 2 steps and some time are "
+            f"--steps is {steps} and --seconds {seconds:g}; at least 2 steps and some time are "
             "needed."
         )
+    least_s = min(LEAST_S, seconds) if num_steps is None else 0.0
     controls_s = min(60.0, CONTROLS_SHARE * seconds) if controls else 0.0
     with tempfile.TemporaryFile() as file:
         command = [
             *(sys.executable, "-c", _BOOTSTRAP),
-            *(str(file.fileno()), str(num_steps), str(seconds), str(controls_s), str(script)),
+            *(str(file.fileno()), str(steps), str(seconds), str(least_s)),
+            *(str(controls_s), str(script)),
             *arguments,
         ]
         began = time.monotonic()

@@ -51,7 +51,20 @@ PLANTS = {
     "tiny_batch": Plant("tiny_batch", "tiny batch", 801, mended_steps=201),
     "many_threads": Plant("many_threads", "more threads than cores", 40, computes=False),
     "wrong_timer": Plant("wrong_timer", "the script's own clock is wrong", 8, costs_time=False),
+    "anomaly_detection": Plant(
+        "anomaly_detection", "debugging left on: torch.autograd.set_detect_anomaly", 60
+    ),
+    "anomaly_around": Plant(
+        "anomaly_detection", "debugging left on: torch.autograd", 60, ("around",)
+    ),
+    "hooks_everywhere": Plant("hooks_everywhere", "debugging left on: hooks on modules", 60),
+    "retained_graph": Plant("retained_graph", "backward walks the same graph again", 40),
+    "becomes_slower": Plant("becomes_slower", "steps become slower", 60),
+    "net_made_anew": Plant("net_made_anew", "objects are made anew in the loop", 60),
     "healthy": Plant("healthy", "", 60),
+    "healthy_trainer": Plant("healthy_trainer", "", 40),
+    "healthy_gan": Plant("healthy_gan", "", 40),
+    "healthy_closure": Plant("healthy_closure", "", 12),
     "healthy_compiled": Plant("healthy_compiled", "", 40),
     "right_timer": Plant("right_timer", "", 40),
     "average_timer": Plant("average_timer", "", 40),

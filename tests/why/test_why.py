@@ -62,7 +62,7 @@ def test_a_script_that_is_not_there_is_an_error_before_anything_runs(tmp_path):
         watch(written(tmp_path, ""), num_steps=1)
     done = run_why("--json", tmp_path / "no" / "a.json", written(tmp_path, ""))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "its folder is not there" in done.stderr
+    assert "its folder does not exist" in done.stderr
 
 
 def test_a_script_that_never_imports_pytorch_keeps_its_exit_code(tmp_path):
@@ -277,7 +277,7 @@ def test_a_gpu_that_is_missing_is_the_scripts_own_error(tmp_path):
 
 ON_A_DEVICE = """
 import queue, threading, time
-from anysize_why import controls, probe
+from anysize_why import controls, probe, replay
 
 work = queue.Queue()
 
@@ -296,7 +296,7 @@ class Queued(torch.nn.Linear):
 
 threading.Thread(target=device, daemon=True).start()
 torch.cuda.synchronize = lambda device=None: work.join()
-controls._works_ahead = lambda tensor: True
+replay.works_ahead = controls.works_ahead = lambda tensor: True
 probe.device_of = lambda model: "cuda"
 net = Queued(8, 8)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

@@ -118,7 +118,7 @@ def reading(timed, *, usual=6.0, calls=4000):
     """Steps of 10 s between which values are read; in the first three the reads are timed."""
     place = {"file": "s.py", "line": 7, "stage": "between steps"}
     steps = [
-        {"wall_s": 10.0, "shape": [1], "forwards": 1, "compiles": 0, "rss_bytes": 0,
+        {"wall_s": 10.0, "shape": [1], "forwards": 1, "compiles": 0, "rss_bytes": 0, "cpu_s": 10.0,
          "stages": {"forward": 10.0 - usual, "between steps": usual},
          "counts_syncs": False, "reads": {}}
         for _ in range(20)
@@ -338,7 +338,8 @@ for x in loader:
 def on_a_device(*, waits=(), source=UNSYNCHRONISED, forward=0.002, done=0.1, syncs=3):
     """Steps of 110 ms whose calls return after 5 ms."""
     step = {
-        "wall_s": 0.11, "shape": [8], "forwards": 1, "compiles": 0, "rss_bytes": 0, "faults": 0,
+        "wall_s": 0.11, "shape": [8], "forwards": 1, "compiles": 0, "rss_bytes": 0,
+        "faults": 0, "cpu_s": 0.1,
         "stages": {"forward": forward, "backward": 0.003, "between steps": 0.105 - forward},
         "reads": {}, "counts_syncs": False,
     }  # fmt: skip

@@ -57,7 +57,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="ARGS",
         help="of the script; options of anysize go before it",
     )
-    why.add_argument("--steps", type=int, default=60, help="optimiser steps (default 60)")
+    why.add_argument("--steps", type=int, help="optimiser steps (default 60, and at least 5 s)")
     why.add_argument(
         "--seconds", type=float, default=120.0, help="most seconds after the first step (120)"
     )
