@@ -6,6 +6,9 @@ import sys
 import pytest
 import torch
 
+from anysize.device import is_out_of_memory, require_precision, select_device, set_tf32
+from anysize.errors import DeviceError
+
 MANY_SHAPES = """
 import torch
 {prepare}
@@ -69,3 +72,44 @@ def test_what_a_step_frees_is_kept_for_the_next():
     default = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     kept, given_back = (int(printed(FREED, code, **default)) for code in (PREPARE, ""))
     assert kept > given_back + pages / 4
+
+
+@pytest.mark.parametrize(
+    ("text", "means_memory"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("CUDA error: out of memory", True),
+        ("MPS backend out of memory (MPS allocated: 1 GB)", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", True),
+        ("could not create a primitive", True),
+        ("could not create a primitive descriptor for a convolution", False),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_memory_that_ran_out_is_known_by_its_words(text, means_memory):
+    assert is_out_of_memory(RuntimeError(text)) == means_memory
+    assert not is_out_of_memory(ValueError(text))
+
+
+def test_bf16_is_refused_on_a_gpu_without_units_for_it(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    with pytest.raises(DeviceError, match=r"Tesla V100 has compute capability 7\.0; bf16 needs 8"):
+        require_precision(gpu, "bf16")
+    require_precision(gpu, "float32")
+    require_precision(torch.device("cpu"), "bf16")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    require_precision(gpu, "bf16")
+
+
+def test_float32_means_float32_unless_tf32_is_asked_for():
+    set_tf32(True)
+    assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (True, "high")
+    select_device("cpu")
+    allowed = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    assert allowed == (False, "highest")

@@ -277,6 +277,8 @@ class TrainConfig:
         seed: Of the split, the order, the augmentation and the initial weights.
         device: "auto" takes a GPU where there is one.
         precision: "bf16" computes under autocast with float32 weights.
+        tf32: Let GPUs round the inputs of float32 convolutions to TF32, which is faster; off, so
+            that "float32" means float32.
         channels_last: Memory format of activations and weights.
         weights: A safetensors file to start from, relative to the TOML file; empty starts afresh.
             With `model.net` also a state dict of the library.
@@ -294,6 +296,7 @@ class TrainConfig:
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bf16"] = "bf16"
+    tf32: bool = False
     channels_last: bool = True
     weights: str = ""
     log_every: Count = 10

@@ -58,6 +58,7 @@ def select_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     Raises:
         DeviceError: "cuda" was asked for and there is no GPU, or none for this rank.
     """
+    set_tf32(False)
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise DeviceError(
@@ -75,6 +76,36 @@ def select_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
+
+
+_BF16_CAPABILITY = (8, 0)
+"""Compute capability of the first NVIDIA GPUs with bf16 units (Ampere)."""
+
+
+def require_precision(device: torch.device, precision: Precision) -> None:
+    """Refuses bf16 on a GPU that has no units for it, where it would be emulated or fail late.
+
+    Raises:
+        DeviceError: The GPU is too old for bf16.
+    """
+    if device.type != "cuda" or precision != "bf16":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _BF16_CAPABILITY:
+        raise DeviceError(
+            f"{torch.cuda.get_device_name(device)} has compute capability "
+            f"{'.'.join(map(str, capability))}; bf16 needs 8.0. Set train.precision (or "
+            "--precision) to float32."
+        )
+
+
+def set_tf32(allowed: bool) -> None:
+    """Whether float32 convolutions and products on GPUs may round their inputs to 10 bits (TF32).
+
+    PyTorch allows it for convolutions by default; here "float32" means float32.
+    """
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
 
 
 def computing(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
@@ -105,10 +136,25 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "could not create a memory",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUFFT_ALLOC_FAILED",
+    "cudaErrorMemoryAllocation",
+)
+"""Of PyTorch's allocators, of oneDNN, and of CUDA's libraries, which raise plain RuntimeErrors."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or in the process.
 
-    Source: the messages of PyTorch's CPU allocators and of oneDNN, which raise plain RuntimeErrors.
+    Source: the messages of PyTorch's allocators, of oneDNN, cuBLAS, cuDNN and cuFFT.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -116,16 +162,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if said == "could not create a primitive":
         # oneDNN found no room for its code. Words behind these say that it knows no such primitive.
         return isinstance(error, RuntimeError)
-    return isinstance(error, RuntimeError) and any(
-        words in said
-        for words in (
-            "can't allocate memory",
-            "not enough memory",
-            "std::bad_alloc",
-            "could not create a memory",
-            "CUDA out of memory",
-        )
-    )
+    return isinstance(error, RuntimeError) and any(words in said for words in _OUT_OF_MEMORY)
 
 
 def release_memory(device: torch.device) -> None:

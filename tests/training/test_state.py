@@ -41,6 +41,19 @@ def test_a_restored_state_steps_on_bit_for_bit(tmp_path, kind):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_all_state_of_the_optimiser_goes_to_the_device_of_its_parameter(tmp_path, kind):
+    """Fused optimisers refuse a `step` that stayed on the CPU; "meta" stands for a GPU."""
+    model, optimizer = stepped(kind)
+    save_state(tmp_path, step=3, data_fingerprint="", model=model, optimizer=optimizer)
+    other = tiny().to("meta")
+    restored = build_optimizer(other, OptimConfig(kind=kind))
+    load_latest_state(tmp_path).restore(other, restored)
+    tensors = [t for state in restored.state.values() for t in state.values()]
+    assert len(tensors) >= len(list(other.parameters()))
+    assert {t.device.type for t in tensors} == {"meta"}
+
+
 def test_the_last_two_are_kept_and_the_older_is_taken_when_the_newest_is_damaged(tmp_path):
     model, optimizer = stepped("sgd")
     for step in (1, 2, 3):

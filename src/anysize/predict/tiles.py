@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from anysize.config import LabelKind, PixelConvention
 from anysize.data.batch import cut_out
 from anysize.data.loader import normalise
-from anysize.device import Precision, computing
+from anysize.device import Precision, computing, require_precision
 from anysize.errors import ConfigError, WeightsError
 from anysize.geometry import (
     Layout,
@@ -111,8 +111,10 @@ def canvas_logits(
 
     Raises:
         WeightsError: A logit is not finite.
+        DeviceError: The GPU does not compute in bf16.
     """
     device = next(model.parameters()).device
+    require_precision(device, precision)
     pixels = pixels.to(device, memory_format=torch.channels_last)
     with _evaluating(model), torch.inference_mode(), computing(device, precision):
         logits = model(pixels, layout).float()

@@ -25,7 +25,9 @@ from anysize.data.samples import Classes, Sample, read_folder, split_samples
 from anysize.device import (
     Precision,
     prepare_process,
+    require_precision,
     select_device,
+    set_tf32,
 )
 from anysize.errors import ConfigError, DataError, first_names
 from anysize.models.build import build_model
@@ -119,6 +121,8 @@ def _build(
     """The net on its device, and all that goes with it."""
     config, classes, train_samples, val_samples, plan = found
     device = select_device(config.train.device)
+    require_precision(device, config.train.precision)
+    set_tf32(config.train.tf32)
     generator = torch.Generator().manual_seed(config.train.seed)
     num_channels = num_logits(config.loss.labels, len(classes.names))
     model = build_model(config.model, num_channels, generator=generator)

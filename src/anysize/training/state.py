@@ -151,8 +151,9 @@ def load_latest_state(folder: Path) -> State | None:
 
 
 def _as_the_optimizer_has_it(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """On the parameter's device, as fused optimisers keep all of their state, `step` included."""
     if tensor.shape != parameter.shape:
-        return tensor.clone()
+        return tensor.clone().to(parameter.device)
     return torch.empty_like(parameter).copy_(tensor)
 
 
