@@ -26,7 +26,7 @@ from anysize.conversion.asked import Asked
 from anysize.conversion.convert import convert_file
 from anysize.data.classes import Classes
 from anysize.device import Precision, select_device
-from anysize.errors import DataError
+from anysize.errors import ConfigError, DataError
 from anysize.geometry import NetGeometry, PoolPadding, Size
 from anysize.models.build import geometry_of
 from anysize.models.levels import DilationRule, StridePosition
@@ -36,6 +36,7 @@ from anysize.planning.canvases import plan_canvases, worthwhile_canvases
 from anysize.planning.packing import Plan
 from anysize.predict import files
 from anysize.predict.evaluate import evaluate_run
+from anysize.predict.joint_files import find_joints
 from anysize.predict.tiles import DEFAULT_MAX_PIXELS, Prediction, predict_probabilities
 from anysize.ranks import join
 from anysize.training.run import train as train_run
@@ -50,7 +51,7 @@ class Labeller:
 
     Attributes:
         classes: Names and colours, by class id.
-        kind: "multiclass" (one class per pixel) or "multilabel" (any number of them).
+        kind: "multiclass" (one class per pixel), "multilabel" (any number of them), or "joints".
         num_channels: That images must have.
     """
 
@@ -81,9 +82,11 @@ class Labeller:
             reaches a probability of one half.
 
         Raises:
+            ConfigError: It is a net of joints.
             DataError: The array is no image for this net.
             WeightsError: The net has diverged.
         """
+        self._require("labels")
         found = self._predict(self._input(image, white), max_pixels, keep_probabilities=False)
         return found.labels if found.present is None else found.present
 
@@ -100,6 +103,7 @@ class Labeller:
             float32 `[k, h, w]`: over the classes they add up to 1 (multiclass), or each is its
             class's own (multilabel). Of images that run in tiles, rounded to float16.
         """
+        self._require("labels")
         pixels = self._input(image, white)
         labeller = self._labeller
         if (
@@ -114,6 +118,41 @@ class Labeller:
         found = self._predict(pixels, max_pixels, keep_probabilities=True)
         assert found.probabilities is not None
         return found.probabilities.astype(np.float32)
+
+    def joints(
+        self,
+        image: NDArray[Any],
+        *,
+        several: bool = False,
+        white: float | None = None,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> dict[str, NDArray[np.float64]]:
+        """Finds the joints in an image, with a net of joints.
+
+        Args:
+            image: As in `predict`.
+            white: As in `predict`.
+            max_pixels: As in `predict`.
+            several: All peaks of each joint with a confidence of at least 0.2, of however many
+                people, instead of the best one.
+
+        Returns:
+            By the joint's name, `[n, 3]` of x, y in pixels and confidence; n is 1, or as many as
+            there are peaks.
+        """
+        self._require("joints")
+        labeller = self._labeller
+        assert isinstance(labeller, files.NetLabeller)
+        pixels = self._input(image, white)
+        found = find_joints(labeller, pixels, max_pixels=max_pixels, several=several)
+        return dict(zip(self.classes.names, found, strict=True))
+
+    def _require(self, what: str) -> None:
+        if (what == "joints") != (self.kind == "joints"):
+            use = ("predict", "joints") if what == "joints" else ("joints", "predict")
+            raise ConfigError(
+                f"The net gives {self.kind} labels. Use {use[0]} instead of {use[1]}."
+            )
 
     def _predict(
         self, pixels: NDArray[Any], max_pixels: int, *, keep_probabilities: bool

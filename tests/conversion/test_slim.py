@@ -53,14 +53,14 @@ def head(scope, num_classes, num_in=32, size=3):
     }
 
 
-def read(tensors, name="", undecoded=(), prefix=""):
+def read(tensors, name="", undecoded=(), prefix="", joints=False):
     checkpoint = TfCheckpoint(
         path=Path("x.ckpt"),
         version="V2",
         tensors=tensors,
         undecoded=dict.fromkeys(undecoded, "string"),
     )
-    foreign = from_checkpoint(checkpoint, head=name, prefix=prefix)
+    foreign = from_checkpoint(checkpoint, head=name, prefix=prefix, joints=joints)
     accounted = [*foreign.taken, *foreign.left_out, *foreign.beside, *foreign.unknown]
     assert sorted(accounted) == sorted([*tensors, *undecoded])
     return foreign
@@ -284,6 +284,43 @@ def test_pose_heads_are_taken_by_name():
         read(tensors, "intermediate_supervision")
     with pytest.raises(WeightsError, match=r"'block4' is not in x\.ckpt. It has pose/part_pred"):
         read(tensors, "block4")
+
+
+def test_the_heads_of_joints_are_taken_side_by_side():
+    tensors = pose_heads() | net(units=(1, 1, 12, 1), scope="resnet_v1_101/")
+    foreign = read(tensors, joints=True)
+    part, location = (tensors[f"pose/{n}/block4/weights"] for n in ("part_pred", "locref_pred"))
+    # [h, w, out, in] is [in, out, h, w] of ours.
+    both = np.concatenate([part, location], axis=2).transpose(3, 2, 0, 1)
+    np.testing.assert_array_equal(foreign.tensors["head.weights"], both)
+    biases = [tensors[f"pose/{n}/block4/biases"] for n in ("part_pred", "locref_pred")]
+    np.testing.assert_array_equal(foreign.tensors["head.biases"], np.concatenate(biases))
+    middle = tensors["pose/intermediate_supervision/block4/weights"].transpose(3, 2, 0, 1)
+    np.testing.assert_array_equal(foreign.tensors["intermediate.weights"], middle)
+    assert foreign.config.intermediate
+    assert set(foreign.left_out) == {
+        "pose/pairwise_pred/block4/weights",
+        "pose/pairwise_pred/block4/biases",
+    }
+    assert set(foreign.left_out.values()) == {"ways between joints, which Anysize does not predict"}
+    model = build_model(foreign.config, 9)
+    load_tensors(model, {n: torch.from_numpy(t) for n, t in foreign.tensors.items()}, "x")
+
+
+def test_a_net_of_joints_without_the_middle_head_or_unit():
+    tensors = pose_heads()
+    assert not read(tensors, joints=True).config.intermediate
+    without = {n: t for n, t in tensors.items() if "intermediate" not in n}
+    assert "intermediate.weights" not in read(without, joints=True).tensors
+
+
+def test_a_net_of_joints_needs_both_heads():
+    tensors = {n: t for n, t in pose_heads().items() if "locref" not in n}
+    with pytest.raises(WeightsError, match="lacks the head locref_pred of a net of joints"):
+        read(tensors, joints=True)
+    tensors = pose_heads() | head("pose/locref_pred/block4", 5)
+    with pytest.raises(WeightsError, match="has 3 part maps and 5 locations"):
+        read(tensors, joints=True)
 
 
 def test_several_heads_must_be_told_apart():

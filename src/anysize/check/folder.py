@@ -18,11 +18,13 @@ from typing import TypeVar
 
 from anysize.check.budget import no_labels, over_budget
 from anysize.check.findings import FIXES, Finding, Report, Seen, class_pixels, of_fault
+from anysize.check.joints import of_the_folder
 from anysize.check.one_file import Look, suspicious
 from anysize.check.turned import CLEAR, SUSPECTED, says
 from anysize.config import DataConfig, LabelKind, RunConfig
 from anysize.data.classes import read_classes
 from anysize.data.files import is_one_of, read_lines
+from anysize.data.formats.joints import DEEPLABCUT, JOINT_NAMES
 from anysize.data.formats.own import has_class_folders, has_stacks
 from anysize.data.reading import Sample
 from anysize.data.samples import Folder, scan_folder, split_samples
@@ -67,6 +69,7 @@ def check_data(
     kind = kind or guess_kind(root)
     folder = _scan(root, config.data, kind)
     findings = [of_fault(fault) for fault in folder.faults]
+    findings += of_the_folder(folder, config)
     look = Look(config, folder)
     samples = sorted([*folder.samples, *folder.refused], key=lambda s: s.stem)
     looks: list[Seen] = []
@@ -113,7 +116,9 @@ def folder_config(root: Path) -> RunConfig:
 
 
 def guess_kind(root: Path) -> LabelKind:
-    """What the masks of a bare folder of ours are meant for: planes or ids."""
+    """What the labels of a bare folder of ours are meant for: joints, planes or ids."""
+    if (root / JOINT_NAMES).is_file() or (root / DEEPLABCUT).is_dir():
+        return "joints"
     masks, toml = root / "masks", root / "classes.toml"
     classes = read_classes(toml) if toml.is_file() else None
     if classes is not None and len(classes.names) == 1:
@@ -383,15 +388,16 @@ def _never(
     """Classes without a pixel: anywhere, or in one of the splits; by class."""
     pixels = class_pixels(looks, split, folder.classes)
     unread = any(seen.counts is None for seen in looks)
+    what = "label" if folder.kind == "joints" else "mask"
     findings: list[tuple[int, Finding]] = []
     for i, name in enumerate(folder.classes.names):
         counts = {where: int(table.labels[i]) for where, table in pixels.items()}
         if not any(counts.values()):
-            where = "any mask"
+            where = f"any {what}"
         elif counts.get("train") == 0:
-            where = "the masks for training"
+            where = f"the {what}s for training"
         elif counts.get("val") == 0:
-            where = "the masks for evaluation"
+            where = f"the {what}s for evaluation"
         else:
             continue
         finding = Finding(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from anysize.check.findings import Finding, Seen, of_fault
+from anysize.check.joints import joint_counts, outside
 from anysize.check.turned import turn_of
 from anysize.config import RunConfig
 from anysize.data.classes import Classes
@@ -57,7 +58,11 @@ class Look:
             checksum = (image.shape, image.dtype.str, zlib.crc32(image[::4].tobytes()))
         except FaultError as error:
             findings.append(of_fault(error.fault))
-        if sample.stem in self._refused:
+        if sample.encoding.kind == "joints":
+            if sample.stem not in self._refused:
+                counts = joint_counts(sample, self.classes)
+                findings += outside(sample, self.classes)
+        elif sample.stem in self._refused:
             findings += _mask_faults(sample, self.classes)
         else:
             try:
@@ -134,7 +139,7 @@ def _count(labels: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 def suspicious(seen: Seen, classes: Classes) -> Iterator[Finding]:
     """Masks that are read without a fault, and that hardly anyone drew."""
-    if seen.counts is None:
+    if seen.counts is None or seen.sample.encoding.kind == "joints":
         return
     planes = seen.counts.reshape(-1, 256)
     paths = seen.mask_paths(len(planes))

@@ -71,13 +71,14 @@ def _describe_objects(objects: Objects) -> str:
 
 
 def _describe_splits(report: Report) -> Iterator[str]:
-    names = report.folder.classes.names
+    names, is_joints = report.folder.classes.names, report.folder.kind == "joints"
     num_images = Counter(report.split.values())
     for where, counts in report.class_pixels.items():
         if not counts.num_pixels:
             yield f"{where}: {num_images[where]} images; no labels read"
             continue
-        yield f"{where}: {num_images[where]} images; share of their pixels, images with the class:"
+        of, what = ("people", "joint") if is_joints else ("pixels", "class")
+        yield f"{where}: {num_images[where]} images; share of their {of}, images with the {what}:"
         width = max(len(name) for name in (*names, "ignored"))
         for name, pixels, images in zip(
             names, counts.labels.tolist(), counts.images.tolist(), strict=False

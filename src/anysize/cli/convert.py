@@ -42,7 +42,10 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--loss", choices=typing.get_args(LossKind), help="how the head's logits are meant"
     )
     convert.add_argument(
-        "--classes", type=Path, metavar="classes.toml", help="names and colours of the head's"
+        "--classes",
+        type=Path,
+        metavar="F",
+        help="classes.toml, or joints.toml, of the head's channels",
     )
     convert.add_argument(
         "--head-relu", action="store_true", help="the head ends with a ReLU, as TF-Slim's default"

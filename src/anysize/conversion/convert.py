@@ -26,6 +26,7 @@ from anysize.conversion.tf_checkpoint import is_tf_checkpoint
 from anysize.conversion.torch_file import is_torch_file, read_torch_file
 from anysize.conversion.torchvision import foreign_from_torchvision
 from anysize.data.classes import Classes, read_classes, spread_colours
+from anysize.data.formats.joints import read_joint_names
 from anysize.errors import ConfigError, WeightsError, first_names
 from anysize.models.weights_file import (
     WEIGHTS_FORMAT,
@@ -159,7 +160,13 @@ def _read(path: Path, asked: Asked) -> Foreign:
         read_metadata(path, WEIGHTS_FORMAT)
         raise WeightsError(f"{path} is a weights file of Anysize already. Use it as it is.")
     if is_tf_checkpoint(path):
-        foreign = read_slim(path, head=head, prefix=asked.prefix)
+        joints = asked.loss == "pose" and head != NO_HEAD
+        if joints and head:
+            raise WeightsError(
+                f"--loss pose takes the heads of joints together, so --head {head} says too much. "
+                "Leave it out, or take this head alone with --loss sigmoid."
+            )
+        foreign = read_slim(path, head=head, prefix=asked.prefix, joints=joints)
     elif (refusal := refused_by_name(path)) or not path.is_file():
         raise WeightsError(
             refusal
@@ -226,14 +233,22 @@ def _meaning(path: Path, num_classes: int, asked: Asked) -> tuple[LabelKind, Cla
     if asked.loss is None:
         raise WeightsError(
             f"{path} holds a head of {num_classes} channels, and does not say how they are meant. "
-            "Add --loss sigmoid (any number of classes a pixel) or --loss softmax (one class a "
-            "pixel), or --head none to take the body only."
+            "Add --loss sigmoid (any number of classes a pixel), --loss softmax (one class a "
+            "pixel) or --loss pose (joints), or --head none to take the body only."
         )
     kind, classes = LABELS_OF[asked.loss], asked.classes
+    if kind == "joints":
+        if num_classes % 3:
+            raise WeightsError(
+                f"{path} holds a head of {num_classes} channels, but a joint has 3. --loss pose is "
+                "for checkpoints of pose-tensorflow and DeepLabCut's TensorFlow version."
+            )
+        num_classes //= 3
     if classes is None:
         return kind, _numbered_classes(path, num_classes)
     if isinstance(classes, Path | str):
-        classes = read_classes(Path(classes))
+        read = read_joint_names if kind == "joints" else read_classes
+        classes = read(Path(classes))
     if len(classes.names) != num_classes:
         raise WeightsError(
             f"{path} holds a head of {num_classes} channels, but --classes names "

@@ -10,6 +10,7 @@ pose estimation, `pose/{part_pred,locref_pred,pairwise_pred,intermediate_supervi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections import defaultdict
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anysize.config import PixelConvention
+from anysize.config import INTERMEDIATE_UNIT, PixelConvention
 from anysize.conversion.foreign import A_NUMBER, NO_HEAD, Foreign, model_config
 from anysize.conversion.tf_checkpoint import TfCheckpoint, read_tf_checkpoint
 from anysize.errors import WeightsError, first_names
@@ -44,6 +45,8 @@ _BOOKKEEPING = re.compile(
     r"(^|/)(global_step|learning_rate|beta[12]_power(_\d+)?|mean_rgb|_CHECKPOINTABLE_OBJECT_GRAPH)$"
 )
 _ZERO_DEBIAS = re.compile(r"/BatchNorm/moving_(mean|variance)/(biased|local_step)$")
+_JOINT_HEADS = ("part_pred", "locref_pred")
+_PAIRWISE = "ways between joints, which Anysize does not predict"
 _OF_BLOCK_3 = "its input is block 3, and a head of Anysize takes block 4"
 
 
@@ -55,7 +58,7 @@ class _Tensor:
     shape: Shape
 
 
-def read_slim(path: Path, *, head: str = "", prefix: str = "") -> Foreign:
+def read_slim(path: Path, *, head: str = "", prefix: str = "", joints: bool = False) -> Foreign:
     """Reads a TF-Slim checkpoint of resnet_v1, V1 or V2.
 
     Args:
@@ -64,15 +67,19 @@ def read_slim(path: Path, *, head: str = "", prefix: str = "") -> Foreign:
             Empty takes the only one, or `part_pred` among those of pose estimation. "none" takes
             the body alone.
         prefix: Of several nets, the scope of the one to take.
+        joints: Take the heads of pose estimation together, as a net of joints has them.
 
     Raises:
         WeightsError: The file is damaged or of another net, the net differs from resnet_v1 in what
             Anysize cannot do, or it is not clear which head is meant.
     """
-    return from_checkpoint(read_tf_checkpoint(path), head=head, prefix=prefix)
+    checkpoint = read_tf_checkpoint(path)
+    return from_checkpoint(checkpoint, head=head, prefix=prefix, joints=joints)
 
 
-def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "", prefix: str = "") -> Foreign:
+def from_checkpoint(
+    checkpoint: TfCheckpoint, *, head: str = "", prefix: str = "", joints: bool = False
+) -> Foreign:
     """`read_slim` for a checkpoint that is already read."""
     path, tensors = checkpoint.path, checkpoint.tensors
     scopes = _scopes(checkpoint)
@@ -84,21 +91,32 @@ def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "", prefix: str = "
     _check_norms(wanted, tensors, path)
 
     heads = _heads(tensors, wanted, channels)
-    chosen = _choose(heads, head, path)
+    if joints:
+        modules = _choose_joints(heads, tensors, units, path)
+        chosen = modules["head"][0]
+        heads |= {s: _PAIRWISE for s in heads if _short(s) == "pairwise_pred"}
+    else:
+        chosen = _choose(heads, head, path)
+        modules = {"head": [chosen]} if chosen else {}
     left_out = _left_out(checkpoint, scope, wanted, heads, chosen, channels)
     for name in sorted(tensors.keys() - wanted.keys()):
         rival = next((s for s in scopes if s != scope and name.startswith(s)), "")
         if rival and not name.startswith(scope or " "):
             left_out[name] = f"another net; --prefix {rival} takes it"
-    if chosen:
-        for name in (f"{chosen}/weights", f"{chosen}/biases"):
+    for module, taken in modules.items():
+        for name in (f"{s}/{kind}" for s in taken for kind in ("weights", "biases")):
             left_out.pop(name, None)
             if name in tensors:
                 kind = name.rpartition("/")[2]
-                wanted[name] = _Tensor(name=f"head.{kind}", shape=tensors[name].shape)
+                wanted[name] = _Tensor(name=f"{module}.{kind}", shape=tensors[name].shape)
 
     _check_shapes(wanted, tensors, path)
-    ours = {t.name: _in_our_layout(tensors[n], n, path) for n, t in wanted.items()}
+    ours: dict[str, NDArray[np.float32]] = {}
+    for name, t in wanted.items():
+        tensor = _in_our_layout(tensors[name], name, path)
+        if t.name in ours:  # Heads side by side, by their output channels.
+            tensor = np.concatenate([ours[t.name], tensor], axis=min(tensor.ndim - 1, 1))
+        ours[t.name] = tensor
     if chosen and "head.biases" not in ours:
         ours["head.biases"] = np.zeros(ours["head.weights"].shape[1], np.float32)
     config = model_config(
@@ -108,8 +126,10 @@ def from_checkpoint(checkpoint: TfCheckpoint, *, head: str = "", prefix: str = "
         stride_position="last_3x3",
         dilation_rule="new",
     )
+    if "intermediate" in modules:
+        config = dataclasses.replace(config, intermediate=True)
     net = f"units {units}" if config.units else f"resnet_v1_{config.depth}"
-    with_head = f", head {chosen}" if chosen else ""
+    with_head = "".join(f", head {scope}" for taken in modules.values() for scope in taken)
     rest = sorted({*tensors, *checkpoint.undecoded} - set(wanted) - set(left_out))
     return Foreign(
         source=f"TF-Slim {net}{with_head}, {checkpoint.version} checkpoint",
@@ -347,6 +367,37 @@ def _choose(heads: Mapping[str, str], asked: str, path: Path) -> str:
             f"with --head {NO_HEAD}."
         )
     return fitting[0] if fitting else ""
+
+
+def _choose_joints(
+    heads: Mapping[str, str],
+    tensors: Mapping[str, NDArray[Any]],
+    units: tuple[int, ...],
+    path: Path,
+) -> dict[str, list[str]]:
+    """The scopes that our modules of a net of joints are made of.
+
+    Source: pose-tensorflow `nnet/pose_net.py`.
+    """
+    found = {_short(s): s for s, reason in heads.items() if reason in ("", _OF_BLOCK_3)}
+    missing = [name for name in _JOINT_HEADS if name not in found]
+    if missing:
+        raise WeightsError(
+            f"{path} lacks the head {missing[0]} of a net of joints. It has "
+            f"{first_names(heads, 20)}. Take part maps alone with --loss sigmoid."
+        )
+    parts, locations = (found[name] for name in _JOINT_HEADS)
+    num = [tensors[f"{scope}/weights"].shape[2] for scope in (parts, locations)]
+    if num[1] != 2 * num[0] or any(f"{s}/biases" not in tensors for s in (parts, locations)):
+        raise WeightsError(
+            f"{path} has {num[0]} part maps and {num[1]} locations; each joint has one and two, "
+            "with biases. Take another file."
+        )
+    modules = {"head": [parts, locations]}
+    middle = found.get("intermediate_supervision")
+    if middle and units[2] >= INTERMEDIATE_UNIT:
+        modules["intermediate"] = [middle]
+    return modules
 
 
 def _left_out(

@@ -86,12 +86,14 @@ class Pairs:
         listed: Stems of the layout's own split into training and evaluation; None where it has
             none.
         notes: What a person should know of how the folder was read, a sentence each.
+        unlabelled: Images that have no joints.
     """
 
     pairs: list[Pair]
     faults: list[Fault]
     listed: tuple[list[str], list[str]] | None = None
     notes: list[str] = field(default_factory=list[str])
+    unlabelled: list[Path] = field(default_factory=list[Path])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,6 +206,7 @@ def scan_folder(root: Path, data: DataConfig, kind: LabelKind) -> Folder:
         num_pairs=len(pairs.pairs),
         description=_describe(root, data, layout, reading, detected, samples),
         notes=tuple(notes),
+        unlabelled=tuple(pairs.unlabelled),
     )
 
 
@@ -454,6 +455,7 @@ class Folder:
         num_pairs: Images that have labels, with those whose headers are invalid.
         description: What was found and how it was told, in a line.
         notes: What else a person should know, a sentence each.
+        unlabelled: Images beside the samples that have no joints.
     """
 
     root: Path
@@ -469,3 +471,4 @@ class Folder:
     num_pairs: int
     description: str
     notes: tuple[str, ...]
+    unlabelled: tuple[Path, ...] = ()

@@ -145,6 +145,11 @@ def export(
     """
     if path.suffix != ".onnx":
         raise ConfigError(f"{path} does not end with .onnx. `anysize predict` goes by the ending.")
+    if weights.kind == "joints":
+        raise ConfigError(
+            "A net of joints is not exported: an ONNX file of Anysize gives labels of pixels. Use "
+            "anysize predict, or anysize.load in Python."
+        )
     require_extra()
     description = OnnxDescription(
         output=output,

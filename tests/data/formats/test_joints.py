@@ -106,7 +106,7 @@ def test_every_format_gives_the_same_people(root, write):
     assert [s.image.name for s in folder.samples] == list(PEOPLE)
     for sample in folder.samples:
         np.testing.assert_allclose(joints_of(sample, 3), PEOPLE[sample.image.name])
-    assert any("1 images without a labelled joint are left out: c" in n for n in folder.notes)
+    assert any("1 images without a labelled joint are left out: c.png" in n for n in folder.notes)
 
 
 def test_what_belongs_together_is_read(root):

@@ -18,7 +18,7 @@ import numpy as np
 
 from anysize.config import DataConfig
 from anysize.data.classes import Classes, JointLinks, named_classes, spread_colours
-from anysize.data.files import MAX_FILE_BYTES, size_of, whole_number, yes_or_no
+from anysize.data.files import MAX_FILE_BYTES, files_below, size_of, whole_number, yes_or_no
 from anysize.data.formats.coco import CocoFile, coco_paths, image_name, read_coco, scan_coco
 from anysize.data.frames import Reach, frame_of
 from anysize.data.joints import Joints
@@ -26,10 +26,11 @@ from anysize.data.reading import Encoding, Reading, Sample
 from anysize.errors import DataError, first_names
 from anysize.faults import Fault, FaultError
 from anysize.geometry import Size
+from anysize.images.formats import IMAGE_SUFFIXES
 from anysize.images.headers import Frame
 from anysize.tables import from_table
 
-TOML = "joints.toml"
+JOINT_NAMES = "joints.toml"
 OWN = "joints.csv"
 OWN_COLUMNS = ("image", "person", "joint", "x", "y", "visible")
 DEEPLABCUT = "labeled-data"
@@ -43,7 +44,7 @@ def read_joints(root: Path, data: DataConfig) -> Reading:
     Raises:
         DataError: There are no joints, joints of several kinds, or no names for them.
     """
-    known = read_joint_names(root / TOML) if (root / TOML).is_file() else None
+    known = read_joint_names(root / JOINT_NAMES) if (root / JOINT_NAMES).is_file() else None
     path = _labels(root, data)
     is_coco = data.train.endswith(".json") or path.suffix == ".json"
     paths = coco_paths(root, data, "person_keypoints_") if is_coco else [path]
@@ -51,15 +52,19 @@ def read_joints(root: Path, data: DataConfig) -> Reading:
     classes = known or tables[0].classes
     if classes is None:
         raise DataError(
-            f"{root} has no {TOML}, which names the joints of {paths[0]}. Write one: names = "
-            f'["nose", "left_ear", "right_ear"] and pairs = [["left_ear", "right_ear"]].'
+            f"{root} has no {JOINT_NAMES}, which names the joints of {paths[0]}. Write one: names "
+            'is a list such as ["nose", "left_ear", "right_ear"], and pairs is one such as '
+            '[["left_ear", "right_ear"]].'
         )
     pairs = scan_coco(root, data, [table.file for table in tables])
     labelled = [pair for pair in pairs.pairs if any(a["joints"] for a in pair.annotations)]
-    if len(labelled) < len(pairs.pairs):
-        bare = first_names((p.stem for p in pairs.pairs if p not in labelled), 3)
-        num = len(pairs.pairs) - len(labelled)
-        pairs.notes.append(f"{num} images without a labelled joint are left out: {bare}.")
+    folders = {pair.image.parent for pair in pairs.pairs}
+    beside = {f for folder in folders for f in files_below(folder, IMAGE_SUFFIXES, deep=False)}
+    pairs.unlabelled = sorted(beside - {pair.image for pair in labelled})
+    if pairs.unlabelled:
+        names = first_names((path.name for path in pairs.unlabelled), 3)
+        num = len(pairs.unlabelled)
+        pairs.notes.append(f"{num} images without a labelled joint are left out: {names}.")
     pairs.pairs = labelled
     pairs.faults[:0] = [fault for table in tables for fault in table.faults]
     pairs.notes += [note for table in tables for note in table.notes]
@@ -68,7 +73,7 @@ def read_joints(root: Path, data: DataConfig) -> Reading:
         labels=paths[0],
         pairs=pairs,
         classes=classes,
-        named_by=TOML if known else paths[0].name,
+        named_by=JOINT_NAMES if known else paths[0].name,
         encoding=Encoding(kind="joints", labels="joints"),
         because=", ".join(str(p.relative_to(root)) for p in paths),
     )
