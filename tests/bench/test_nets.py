@@ -142,3 +142,30 @@ def test_operations_are_counted_on_a_real_step():
     # Backward is twice forward, but for the pixels, which need no gradient.
     expected = 3 * (sum(forward) + head) - forward[0]
     assert net.flops_a_pixel(layout) == expected / size.pixels
+
+
+UNET = ModelConfig(net="tests.models.small_nets:SmallUnet", arguments={"width": 8})
+
+
+def test_a_net_that_is_named_is_measured_plain_masked_and_without_masks():
+    sets = size_sets(draw_sizes(8, (0.001, 0.004)))
+    work = WorkPlan(sets, geometry_of(UNET), 4, full=False, on_gpu=False)
+    plain = PlainNet(Arm("plain", "all", "float32"), UNET, CPU)
+    for policy in ("plain batch 1", "pad to batch maximum"):
+        turn = work.work(policy, "all").turns[0]
+        for layout in turn[0]:
+            pixels, target = plain._batch(layout)
+            assert target.shape == plain.model(pixels)[:, 0].shape
+            assert int((target != 255).sum()) == layout.valid_pixels
+        assert plain.step(turn[0]) > 0
+    ((layout, *_),) = work.work("mosaic", "all").turns[0]
+    layout = Layout(layout.canvas._replace(height=layout.canvas.height + 8), layout.placements)
+    x = torch.randn(layout.canvas.slots, 3, *layout.canvas[1:])
+    found = {}
+    for policy in ("mosaic without masks", "mosaic"):
+        net = build_net(Arm(policy, "all", "float32"), UNET, CPU)
+        assert net.step((layout,)) > 0
+        net.model.load_state_dict(plain.model.state_dict())
+        found[policy] = net.model(x, layout)
+    assert torch.equal(found["mosaic without masks"], plain.model(x))
+    assert not torch.allclose(found["mosaic"], found["mosaic without masks"], atol=1e-3)

@@ -24,10 +24,12 @@ from anysize.bench.plain import PlainFCN
 from anysize.config import ModelConfig, OptimConfig
 from anysize.data.batch import Batch
 from anysize.device import Precision, computing, prepare_process, synchronise
-from anysize.geometry import Layout, NetGeometry, ceil_div, target_canvas, target_rect
+from anysize.geometry import Layout, NetGeometry, grid_centres, target_canvas, target_rect
 from anysize.limits import count_flops
 from anysize.models import resnet_v1
-from anysize.models.build import build_model
+from anysize.models.any_net import AnyNet
+from anysize.models.build import build_model, geometry_of
+from anysize.models.on_canvas import chosen_output
 from anysize.models.ops import LevelMask
 from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
@@ -60,9 +62,11 @@ class PlainNet:
 
     def __init__(self, arm: Arm, config: ModelConfig, device: torch.device) -> None:
         self.config, self.device = config, device
+        self.geometry = geometry_of(config)
         self.precision: Precision = arm.precision
-        model = PlainFCN(config, NUM_CLASSES).to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        self.model: nn.Module = model.train()
+        model = build_model(config, NUM_CLASSES) if config.net else PlainFCN(config, NUM_CLASSES)
+        model = model.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+        self.model: nn.Module = model.net if isinstance(model, AnyNet) else model
         if arm.policy == "compile dynamic":
             # It warns of each recompilation; that they happen is what is measured.
             logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
@@ -81,7 +85,7 @@ class PlainNet:
             for pixels, target in batches:
                 x, t = pixels.to(self.device), target.to(self.device)
                 with computing(self.device, self.precision):
-                    logits = self.model(x)
+                    logits = chosen_output(self.model(x), None)
                 summed = F.cross_entropy(logits.float(), t, ignore_index=IGNORE, reduction="sum")
                 (summed / count).backward()
             self.optimizer.step()
@@ -94,13 +98,14 @@ class PlainNet:
         return count_flops(lambda: self.step((layout,))) / layout.valid_pixels
 
     def _batch(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        canvas, stride = layout.canvas, self.config.output_stride
-        pixels = torch.zeros(canvas.slots, canvas.height, canvas.width, self.config.num_channels)
-        cells = [2 * ceil_div(extent, stride) for extent in canvas[1:]]
+        canvas, geometry = layout.canvas, self.geometry
+        extents = [geometry.padded(extent) for extent in canvas[1:]]
+        pixels = torch.zeros(canvas.slots, *extents, self.config.num_channels)
+        cells = [geometry.logits_extent(extent) for extent in canvas[1:]]
         target = torch.full((canvas.slots, *cells), IGNORE, dtype=torch.int64)
         for p in layout.placements:
             pixels[p.slot, : p.height, : p.width].normal_()
-            height, width = (ceil_div(2 * extent, stride) for extent in p.size)
+            height, width = (len(grid_centres(extent, geometry)) for extent in p.size)
             target[p.slot, :height, :width].random_(NUM_CLASSES)
         return pixels.permute(0, 3, 1, 2), target
 
@@ -112,6 +117,8 @@ class CanvasNet:
         self.config, self.device = config, device
         self.precision: Precision = arm.precision
         model = build_model(config, NUM_CLASSES)
+        if arm.policy == "mosaic without masks" and isinstance(model, AnyNet):
+            model = _Unmasked(model.net, model.geometry, norms_frozen=True)
         self.model = model.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
         settings = OptimConfig(lr=LEARNING_RATE, momentum=MOMENTUM)
         self.optimizer = build_optimizer(self.model, settings)
@@ -156,6 +163,14 @@ def _take_masks_away() -> None:
         return masks
 
     resnet_v1.level_masks = empty
+
+
+class _Unmasked(AnyNet):
+    """The net on a canvas as PyTorch runs it, without rules for images."""
+
+    def forward(self, pixels: Tensor, layout: Layout) -> Tensor:
+        del layout
+        return chosen_output(self.net(pixels), None)
 
 
 def _timed(work: Callable[[], None], device: torch.device) -> float:

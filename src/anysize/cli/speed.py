@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -72,6 +73,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             "what images of many sizes cost: plain PyTorch, padding and exact canvases, by turns",
             "anysize bench --json bench.json --plot bench.png",
             "anysize bench --full --data photos",
+            "anysize bench --net smp:Unet --argument encoder_name=resnet34",
         )
     )
 
@@ -161,7 +163,13 @@ def _bench(parsed: argparse.Namespace, console: Console) -> None:
         raise ConfigError(f"--plot is {parsed.plot}; it must end with .png.")
     if parsed.plot and parsed.plot == parsed.json:
         raise ConfigError(f"--json and --plot are the same file, {parsed.plot}. Name two.")
+    if parsed.net and parsed.peers:
+        raise ConfigError(
+            "--peers measures TF-Slim's ResNet, and --net another net. Leave one out."
+        )
     model = ModelConfig(
+        net=parsed.net,
+        arguments=_arguments(parsed.argument),
         depth=parsed.depth,
         units=parsed.units,
         base_depth=parsed.base_depth,
@@ -213,6 +221,16 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--rounds", type=int, metavar="R", help="of turns (default 3; --full 7)")
     bench.add_argument("--images-per-step", type=int, default=4, help="default 4")
     bench.add_argument(
+        "--net", default="", help="another net than the ResNet, as model.net in run.toml: smp:Unet"
+    )
+    bench.add_argument(
+        "--argument",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the net, as in [model.arguments]; may be repeated",
+    )
+    bench.add_argument(
         "--depth", type=int, choices=(50, 101, 152, 200), default=50, help="of the ResNet"
     )
     bench.add_argument(
@@ -233,6 +251,20 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--peers", type=Path, metavar="PYTHON", help="of a venv with tf_slim, to measure it too"
     )
+
+
+def _arguments(given: list[str]) -> dict[str, Any]:
+    """Values as TOML has them, or plain text."""
+    found: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--argument takes KEY=VALUE, got {text!r}.")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except ValueError:
+            found[key] = value
+    return found
 
 
 def _units(text: str) -> tuple[int, ...]:
