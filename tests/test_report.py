@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from anysize.config import DataConfig, RunConfig, to_toml
 from anysize.errors import DataError
 from anysize.geometry import Canvas, NetGeometry, Size
 from anysize.planning.canvases import Plan, write_plan
-from anysize.report import _draw_sizes, loss_and_iou, sizes_and_canvases, write_report
+from anysize.report import _draw_sizes, _scores, loss_and_iou, sizes_and_canvases, write_report
 
 SIZES = [Size(40, 60), Size(60, 40), Size(50, 50)]
 
@@ -188,3 +189,36 @@ def test_of_many_canvases_the_most_used_are_named_and_the_others_counted():
     assert len(many) == 12
     assert any("40x60" in row for row in many)
     assert many[-1] == "and 53 used less"
+
+
+def test_a_confusion_matrix_is_in_percent_of_each_true_class(tmp_path):
+    metrics = {
+        "kind": "multiclass",
+        "step": 3,
+        "iou": {"sea": 0.6, "land": 0.5},
+        "miou": 0.55,
+        "confusion": [[30, 10], [0, 5]],
+    }
+    page = _scores(_written(tmp_path, metrics))
+    assert "<td>sea</td>" in page
+    cells = re.findall(r"0\.\d\d\)\">([\d.-]+)</td>", page) + re.findall(
+        r"1\.00\)\">([\d.]+)", page
+    )
+    assert cells == ["75.0", "25.0", "0.0", "100.0"]
+
+
+def test_classes_on_their_own_have_what_was_found_missed_and_false(tmp_path):
+    metrics = {
+        "kind": "multilabel",
+        "step": 3,
+        "average_precision": {"arm": 0.6},
+        "map": 0.6,
+        "at_half": {"arm": [30, 20, 10]},
+    }
+    page = _scores(_written(tmp_path, metrics))
+    assert re.findall(r"\)\">([\d.]+)</td>", page) == ["75.0", "25.0", "40.0"]
+
+
+def _written(folder, metrics):
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder / "metrics.json"

@@ -285,6 +285,8 @@ class TrainConfig:
         log_every: Steps between two lines of the console and of `events.jsonl`.
         checkpoint_every: Steps between two checkpoints; one is written at the end anyway.
         evaluate_every: Epochs between two evaluations; 0 evaluates at the end only.
+        patience: The run stops after so many epochs without a better score; 0 never does.
+        tensorboard: Also write scalars and example images for TensorBoard, in `tensorboard/`.
         loader_threads: Threads that decode images and place them.
         prefetch_steps: Steps that are made ready ahead of the one that runs.
         max_bad_steps: Steps in a row that may be skipped since their loss or gradient is not
@@ -302,6 +304,8 @@ class TrainConfig:
     log_every: Count = 10
     checkpoint_every: Count = 100
     evaluate_every: Index = 1
+    patience: Index = 0
+    tensorboard: bool = False
     loader_threads: Annotated[int, Within(1, 1024)] = 1
     prefetch_steps: Annotated[int, Within(1, 1000)] = 4
     max_bad_steps: Count = 5
@@ -518,6 +522,11 @@ def _check_together(config: RunConfig, source: str) -> None:
         raise ConfigError(
             f"`loss.focal_gamma` does nothing where `loss.dice_share` is 1 ({source}). Leave it "
             "out, or lower the share."
+        )
+    if config.train.patience and not config.train.evaluate_every:
+        raise ConfigError(
+            f"`train.patience` needs evaluations, but `train.evaluate_every` is 0 ({source}). Set "
+            "it to 1 or more."
         )
     if config.augment.max_scale < config.augment.min_scale:
         raise ConfigError(

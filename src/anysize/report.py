@@ -23,6 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from PIL import Image
 
 from anysize.atomic_files import write_atomic
 from anysize.config import load_config
@@ -77,12 +78,12 @@ def write_report(run: Path, examples: Sequence[tuple[str, bytes]] = ()) -> Path:
         sections.append(_scores(run / "metrics.json"))
     if examples:
         sections.append(
-            "<h2>Predictions</h2><p>Evaluation images: as they are, with their labels, and with "
-            "what the best net says.</p>"
+            "<h2>Predictions</h2><p>Evaluation images that the best net labels worst and best: as "
+            "they are, with their labels, and with what the net says.</p>"
         )
     sections.extend(
-        f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,'
-        f'{base64.b64encode(png).decode()}"><figcaption>{html.escape(name)}</figcaption></figure>'
+        f'<figure><img alt="{html.escape(name)}" src="data:image/jpeg;base64,'
+        f'{base64.b64encode(_jpeg(png)).decode()}"><figcaption>{html.escape(name)}</figcaption></figure>'
         for name, png in examples
     )
     sections.extend(
@@ -312,6 +313,13 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def _jpeg(png: bytes) -> bytes:
+    """A photograph in a tenth of the bytes, so that a page with twenty of them opens at once."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").save(buffer, "JPEG", quality=88)
+    return buffer.getvalue()
+
+
 def _speed(events: Sequence[Mapping[str, Any]]) -> str:
     trained = [e for e in events if e["event"] == "train"]
     if not trained:
@@ -325,6 +333,12 @@ def _speed(events: Sequence[Mapping[str, Any]]) -> str:
         f"{megapixels / seconds:.3f} valid megapixels a second, "
         f"{waited / seconds:.1%} of the time waiting for data. "
         f"{len(first_visits)} canvases; their first visits took {sum(first_visits):.1f} s.</p>"
+        + "".join(
+            f"<p>Stopped early after step {e['step']}: no score better than {e['best_score']}, "
+            f"after epoch {e['best_epoch']}.</p>"
+            for e in events
+            if e["event"] == "early_stop" and e["step"] >= trained[-1]["step"]
+        )
     )
 
 
@@ -337,6 +351,7 @@ def _scores(path: Path) -> str:
         cells = "".join(
             f"<tr><td>{html.escape(name)}</td><td>{_cell(value)}</td></tr>" for name, value in rows
         )
+        confusion = _confusion(result)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} has no metrics of a run ({error}). Run `anysize evaluate` again."
@@ -344,8 +359,49 @@ def _scores(path: Path) -> str:
     title = f"{_SCORE_NAMES[by_class]} (%)"
     return (
         f"<h2>Best evaluation, after step {step}</h2>"
-        f"<table><tr><th>class</th><th>{title}</th></tr>{cells}</table>"
+        f"<table><tr><th>class</th><th>{title}</th></tr>{cells}</table>{confusion}"
     )
+
+
+MOST_CONFUSED = 40
+"""Classes of a confusion matrix that still fits on the page."""
+
+
+def _confusion(result: Mapping[str, Any]) -> str:
+    """The confusion matrix, or the counts of each class on its own; in percent of the truth."""
+    if "at_half" in result:
+        head = ("class", "found", "missed", "false, of all called")
+        rows = [
+            (name, _ratio(tp, tp + fn), _ratio(fn, tp + fn), _ratio(fp, tp + fp))
+            for name, (tp, fp, fn) in result["at_half"].items()
+        ]
+    else:
+        names = list(result[SCORES[result["kind"]][0]])
+        if "confusion" not in result or len(names) > MOST_CONFUSED:
+            return ""
+        head = ("true class, called", *names)
+        rows = [
+            (name, *(_ratio(n, sum(counts)) for n in counts))
+            for name, counts in zip(names, result["confusion"], strict=True)
+        ]
+    titles = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(
+        f"<tr><td>{html.escape(name)}</td>"
+        + "".join(
+            f'<td style="background: rgba(230, 159, 0, {share or 0:.2f})">{_cell(share)}</td>'
+            for share in shares
+        )
+        + "</tr>"
+        for name, *shares in rows
+    )
+    return (
+        "<h2>Confusion, in percent of the pixels of each true class</h2>"
+        f"<table><tr>{titles}</tr>{body}</table>"
+    )
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _cell(value: float | None) -> str:

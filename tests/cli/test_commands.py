@@ -90,10 +90,27 @@ def test_the_whole_job(workspace):
         assert mask.size == (301, 243)
     said = anysize("report", "run", "--examples", 2, cwd=workspace)
     page = (workspace / "run/report.html").read_text()
-    assert page.count("<figure>") == 2
+    assert page.count("<figure>") == 3, "all that were held out"
+    assert "worst 1: " in page
+    assert "best 1: " in page
+    assert "<h2>Confusion" in page
     assert "<h2>Predictions</h2>" in page
     assert "report.html" in said
     assert "data:image/png;base64," in page
+    assert "data:image/jpeg;base64," in page
+
+
+def test_a_script_may_train_in_silence_or_read_events(workspace):
+    train = ("train", "run.toml", "--set", "plan.max_canvases=1", "--set", "train.epochs=1")
+    assert anysize(*train, "--set", "train.run=a", "--quiet", cwd=workspace) == ""
+    assert (workspace / "a/weights.safetensors").is_file()
+    said = anysize(*train, "--set", "train.run=b", "--progress", cwd=workspace)
+    events = [json.loads(line) for line in said.splitlines()]
+    assert events == read_events(workspace / "b/events.jsonl")
+    last = [e for e in events if e["event"] == "train"][-1]
+    assert (last["step"], last["num_steps"], last["eta_s"]) == (3, 3, 0)
+    said = anysize(*train, "--set", "train.run=a", "--quiet", cwd=workspace, code=2)
+    assert "is not empty" in said, "errors are said in any case"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,4 +1,5 @@
 import io
+import json
 import shutil
 
 import numpy as np
@@ -33,6 +34,21 @@ def test_examples_are_held_out_images_with_labels_and_predictions(tmp_path):
         labels = predict_image(weights.model, pixels, weights.pixels, kind="multiclass").labels
         np.testing.assert_array_equal(said, overlay(pixels, labels, CLASSES.colours))
     assert len(list(draw_examples(folder, weights, 99))) == len(held_out)
+
+
+def test_the_worst_and_the_best_by_the_scores_of_the_run(tmp_path):
+    folder, weights, held_out = make_run(tmp_path, tiny_model())
+    stems = [s.stem for s in held_out]
+    scores = {stem: 0.25 * i for i, stem in enumerate(stems)}
+    (folder / "metrics.json").write_text(json.dumps({"images": scores}))
+    found = [caption for caption, _ in draw_examples(folder, weights, 1)]
+    best = f"best 1: {stems[-1]}, IoU {scores[stems[-1]]:.1%}"
+    assert found == [f"worst 1: {stems[0]}, IoU 0.0%", best]
+    every = [caption for caption, _ in draw_examples(folder, weights, 99)]
+    assert len(every) == len(stems), "none twice"
+    (folder / "metrics.json").write_text(json.dumps({"images": {**scores, stems[0]: None}}))
+    (worst, *_) = (caption for caption, _ in draw_examples(folder, weights, 1))
+    assert worst.startswith(f"worst 1: {stems[1]}")
 
 
 def test_large_examples_are_scaled_down(tmp_path):

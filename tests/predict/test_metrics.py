@@ -205,3 +205,18 @@ def test_results_are_plain_json(streamed):
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     empty = metrics.multilabel_metrics(metrics.empty_histograms(1), ["a"])
     assert json.loads(json.dumps(empty, allow_nan=False)) == empty
+
+
+def test_the_confusion_matrix_and_the_counts_at_half_are_told():
+    confusion = metrics.empty_confusion(2)
+    metrics.add_labels(
+        confusion, np.array([[0, 1, 1, 255]]), np.array([[1, 1, 0, 0]]), ignore_index=255
+    )
+    assert metrics.multiclass_metrics(confusion, ["a", "b"])["confusion"] == [[0, 1], [1, 1]]
+    histograms = metrics.empty_histograms(1)
+    target, logits = np.array([[[1, 1, 0, 0, 255]]]), np.array([[[2.0, -1, 0, -3, 5]]])
+    metrics.add_scores(histograms, target, logits, ignore_index=255)
+    assert metrics.multilabel_metrics(histograms, ["a"])["at_half"] == {"a": [1, 1, 1]}
+    assert metrics.iou_at_half(target, logits, ignore_index=255) == pytest.approx(1 / 3)
+    absent = np.zeros((1, 1, 5), int)
+    assert metrics.iou_at_half(absent, logits - 9, ignore_index=255) is None

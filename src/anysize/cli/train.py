@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -40,6 +41,13 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="KEY=VALUE",
         help="override a key of run.toml; may be repeated",
     )
+    spoken = train.add_mutually_exclusive_group()
+    spoken.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    spoken.add_argument(
+        "--progress",
+        action="store_true",
+        help="print each event as a line of JSON, with num_steps and eta_s, instead of text",
+    )
     train.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     train.add_argument(
         "--as-before",
@@ -58,9 +66,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     report.add_argument(
         "--examples",
         type=int,
-        default=4,
+        default=10,
         metavar="N",
-        help="evaluation images that are shown with what the net says (default 4)",
+        help="evaluation images that are shown: the N worst and the N best (default 10)",
     )
 
 
@@ -76,6 +84,8 @@ def _train(parsed: argparse.Namespace, console: Console) -> None:
 
     if parsed.as_before and not parsed.resume:
         raise ConfigError("--as-before goes with --resume.")
+    if parsed.quiet or parsed.progress:
+        console = Console(quiet=True)
     with join() as ranks:
         run = train(
             parsed.config,
@@ -83,15 +93,20 @@ def _train(parsed: argparse.Namespace, console: Console) -> None:
             resume=parsed.resume,
             agrees=_agrees(parsed, console),
             console=console,
+            tell=_print_event if parsed.progress else None,
         )
         ranks.console(console).print(f"Done. The run is in {run}.", highlight=False)
+
+
+def _print_event(event: Mapping[str, Any]) -> None:
+    print(json.dumps(event), flush=True)  # noqa: T201
 
 
 def _agrees(parsed: argparse.Namespace, console: Console) -> Callable[[str], bool] | None:
     """How a question of a resumed run is answered: by an option, or by a person at a terminal."""
     if parsed.as_before:
         return lambda question: True
-    if not sys.stdin.isatty():
+    if not sys.stdin.isatty() or console.quiet:
         return None
 
     def ask(question: str) -> bool:

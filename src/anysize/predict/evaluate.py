@@ -82,8 +82,9 @@ def evaluate(
         ranks: That share the images; all get the result.
 
     Returns:
-        What `multiclass_metrics` or `multilabel_metrics` of `anysize.predict.metrics` returns, or
-        `joint_metrics` of `anysize.predict.joints`: plain numbers, as JSON takes them.
+        What `multiclass_metrics` or `multilabel_metrics` of `anysize.predict.metrics` returns, and
+        "images": the mean IoU of each, by stem; or `joint_metrics` of `anysize.predict.joints`:
+        plain numbers, as JSON takes them.
 
     Raises:
         ConfigError: The plan was made for a net of another geometry.
@@ -116,6 +117,7 @@ def evaluate(
         skip_broken=broken is not None,
     )
     num_done = 0
+    of_images: dict[str, float | None] = {}
     with contextlib.closing(steps):
         for _ in range(0, len(every), ranks.size):
             before = counts.num_images
@@ -126,7 +128,8 @@ def evaluate(
                         model, batch.pixels, batch.layout, precision=precision, at=at
                     )
                     for logits, rect, stem in zip(images, batch.rects, batch.stems, strict=True):
-                        add(logits, cut_out(batch.target, rect).numpy(), by_stem[stem])
+                        target = cut_out(batch.target, rect).numpy()
+                        of_images[stem] = add(logits, target, by_stem[stem])
                 if step and broken is not None:
                     broken.update(step.broken)
             num_done += ranks.sum_numbers(counts.num_images - before)[0]
@@ -138,9 +141,13 @@ def evaluate(
     _sum_over(ranks, counts)
     if isinstance(counts, JointScores):
         return joint_metrics(counts, classes.names)
-    if isinstance(counts, metrics.Confusion):
-        return metrics.multiclass_metrics(counts, classes.names)
-    return metrics.multilabel_metrics(counts, classes.names)
+    result = (
+        metrics.multiclass_metrics(counts, classes.names)
+        if isinstance(counts, metrics.Confusion)
+        else metrics.multilabel_metrics(counts, classes.names)
+    )
+    images = {stem: iou for told in ranks.gather(of_images) for stem, iou in told.items()}
+    return {**result, "images": images}
 
 
 _Counts: TypeAlias = metrics.Confusion | metrics.ScoreHistograms | JointScores
@@ -164,17 +171,22 @@ def _add(
     logits: torch.Tensor,
     target: np.ndarray,
     sample: Sample,
-) -> None:
-    """Adds one image to the counts."""
+) -> float | None:
+    """Adds one image to the counts; gives its own mean IoU, where it has one."""
     ignore_index = classes.ignore_index
     if isinstance(counts, JointScores):
         truth = joints_of(sample, len(classes.names))
         add_joints(counts, truth, logits.cpu().numpy(), classes, stride, part_maps)
-    elif isinstance(counts, metrics.Confusion):
+        return None
+    if isinstance(counts, metrics.Confusion):
         labels = logits.argmax(0).cpu().numpy()
-        metrics.add_labels(counts, target, labels, ignore_index=ignore_index)
-    else:
-        metrics.add_scores(counts, target, logits.cpu().numpy(), ignore_index=ignore_index)
+        one = metrics.empty_confusion(len(classes.names))
+        metrics.add_labels(one, target, labels, ignore_index=ignore_index)
+        counts.add(one)
+        return metrics.mean_iou(one.matrix)
+    scores = logits.cpu().numpy()
+    metrics.add_scores(counts, target, scores, ignore_index=ignore_index)
+    return metrics.iou_at_half(target, scores, ignore_index=ignore_index)
 
 
 def _sum_over(ranks: Ranks, counts: _Counts) -> None:

@@ -1,9 +1,10 @@
-"""A few evaluation images of a run, beside their labels and what its net says."""
+"""Evaluation images of a run, beside their labels and what its net says."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +31,16 @@ GAP = 6
 
 
 def draw_examples(run: Path, weights: Weights, number: int) -> Iterator[tuple[str, bytes]]:
-    """Draws images that a run held out, evenly spread: alone, with their labels, and predicted.
+    """Draws the held-out images that the best net labels worst, and those that it labels best.
 
     Args:
-        run: Folder of the run.
+        run: Folder of the run; its `metrics.json` has the score of each image. Without one, images
+            are evenly spread.
         weights: Of the run.
-        number: Of images; fewer where there are fewer.
+        number: Of the worst, and of the best; fewer where there are fewer.
 
     Yields:
-        The stem of each, and a PNG of the three side by side, scaled down where it is large.
+        What each is, and its PNG; see `draw`.
 
     Raises:
         AnysizeError: The folder is not a run's, or an image cannot be read.
@@ -47,19 +49,61 @@ def draw_examples(run: Path, weights: Weights, number: int) -> Iterator[tuple[st
         raise ConfigError(f"{run} is not the folder of a run: there is no run.toml in it.")
     config = load_config(run / "run.toml")
     folder, samples = held_out(run, config, Path(run / config.data.root), weights.kind)
+    chosen = [(s, s.stem) for s in evenly_spread(samples, number)]
+    scores = _scores_of_images(run)
+    ranked = sorted((s for s in samples if s.stem in scores), key=lambda s: scores[s.stem])
+    if ranked:
+        num_worst = min(number, (len(ranked) + 1) // 2)
+        best = ranked[num_worst:][-number:][::-1]
+        chosen = [
+            (s, f"{place} {i}: {s.stem}, IoU {scores[s.stem]:.1%}")
+            for place, some in (("worst", ranked[:num_worst]), ("best", best))
+            for i, s in enumerate(some, 1)
+        ]
+    pictures = draw([sample for sample, _ in chosen], weights, folder.classes)
+    yield from zip((caption for _, caption in chosen), pictures, strict=True)
+
+
+def _scores_of_images(run: Path) -> Mapping[str, float]:
+    try:
+        found = json.loads((run / "metrics.json").read_text(encoding="utf-8"))["images"]
+        return {str(stem): float(score) for stem, score in found.items() if score is not None}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def evenly_spread(samples: Sequence[Sample], number: int) -> list[Sample]:
+    """So many of the samples, or all of them where there are fewer."""
     number = min(number, len(samples))
+    return [samples[i * len(samples) // number] for i in range(number)]
+
+
+def draw(samples: Sequence[Sample], weights: Weights, classes: Classes) -> Iterator[bytes]:
+    """Draws images alone, with their labels, and predicted.
+
+    Args:
+        samples: The images.
+        weights: The net.
+        classes: Of the samples.
+
+    Yields:
+        A PNG of the three side by side, scaled down where it is large.
+
+    Raises:
+        AnysizeError: An image cannot be read.
+    """
     labeller = NetLabeller(weights=weights)
-    for sample in (samples[i * len(samples) // number] for i in range(number)):
+    for sample in samples:
         image = decode_image(sample.image, len(weights.pixels.mean), weights.pixels.float_range)
         if weights.kind == "joints":
             yield sample.stem, _side_by_side(_joint_panels(sample, image, labeller))
             continue
         predicted = labeller.predict(image, max_pixels=DEFAULT_MAX_PIXELS, keep_probabilities=False)
-        truth = _one_plane(decode_mask(sample, folder.classes), folder.classes)
+        truth = _one_plane(decode_mask(sample, classes), classes)
         seen = viewable(image, weights.pixels)
         colours = weights.classes.colours
         panels = [seen, overlay(seen, truth, colours), overlay(seen, predicted.labels, colours)]
-        yield sample.stem, _side_by_side(panels)
+        yield _side_by_side(panels)
 
 
 def _joint_panels(sample: Sample, image: Pixels, labeller: NetLabeller) -> list[np.ndarray]:

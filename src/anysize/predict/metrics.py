@@ -52,6 +52,11 @@ class Confusion:
     matrix: np.ndarray
     num_images: int = 0
 
+    def add(self, other: Confusion) -> None:
+        """Adds the counts of other images."""
+        self.matrix += other.matrix
+        self.num_images += other.num_images
+
 
 @dataclass(slots=True)
 class ScoreHistograms:
@@ -109,17 +114,19 @@ def multiclass_metrics(confusion: Confusion, names: Sequence[str]) -> dict[str, 
         class_accuracy: `class_accuracy`.
         f1: By class, `f1`.
         mean_f1: Mean of `f1` over the classes that occur in the truth or in the prediction.
+        confusion: `[k][k]`, pixels by true (row) and predicted class.
         num_images, num_pixels: Images added, and their pixels that are not ignored.
     """
     matrix = confusion.matrix
     return {
         "kind": "multiclass",
-        "miou": _mean(iou(matrix)),
+        "miou": mean_iou(matrix),
         "iou": dict(zip(names, iou(matrix), strict=True)),
         "pixel_accuracy": pixel_accuracy(matrix),
         "class_accuracy": class_accuracy(matrix),
         "f1": dict(zip(names, f1(matrix), strict=True)),
         "mean_f1": _mean(f1(matrix)),
+        "confusion": matrix.tolist(),
         "num_images": confusion.num_images,
         "num_pixels": int(matrix.sum()),
     }
@@ -153,6 +160,24 @@ def class_accuracy(matrix: np.ndarray) -> float | None:
     """Mean recall: the mean of `n[c, c] / row sum c` over the classes that occur in the truth."""
     hits, truth, _ = _counts(matrix)
     return _mean([_ratio(h, t) for h, t in zip(hits, truth, strict=True)])
+
+
+def mean_iou(matrix: np.ndarray) -> float | None:
+    """Mean of `iou` over the classes that occur in the truth or in the prediction."""
+    return _mean(iou(matrix))
+
+
+def iou_at_half(target: np.ndarray, logits: np.ndarray, *, ignore_index: int) -> float | None:
+    """The mean IoU of one image over the classes that occur in its truth or prediction.
+
+    Args:
+        target: Integers `[k, h, w]`: 0, 1 or `ignore_index`.
+        logits: Floats `[k, h, w]`; from 0 on, a class is called present.
+        ignore_index: Entries with this target count nowhere.
+    """
+    true, called = target == 1, (logits >= 0) & (target != ignore_index)
+    hits, either = (true & called).sum((1, 2)), (true | called).sum((1, 2))
+    return _mean([_ratio(int(h), int(e)) for h, e in zip(hits, either, strict=True)])
 
 
 def empty_histograms(num_classes: int) -> ScoreHistograms:
@@ -208,6 +233,8 @@ def multilabel_metrics(histograms: ScoreHistograms, names: Sequence[str]) -> dic
         average_precision_error: By class, `average_precision_error`: how far it may be off.
         f1: By class, `f1_at_half`.
         mean_f1: Mean of `f1_at_half` over the classes that occur in the truth or the prediction.
+        at_half: By class, true positives, false positives and false negatives of calling
+            probabilities of at least one half positive.
         num_images, num_pixels: Images added, and their pixels with a class that is not ignored.
     """
     both = list(zip(histograms.positives, histograms.negatives, strict=True))
@@ -221,6 +248,7 @@ def multilabel_metrics(histograms: ScoreHistograms, names: Sequence[str]) -> dic
         "average_precision_error": dict(zip(names, errors, strict=True)),
         "f1": dict(zip(names, scores, strict=True)),
         "mean_f1": _mean(scores),
+        "at_half": {name: list(_at_half(*b)) for name, b in zip(names, both, strict=True)},
         "num_images": histograms.num_images,
         "num_pixels": histograms.num_pixels,
     }
@@ -268,9 +296,13 @@ def f1_at_half(positives: np.ndarray, negatives: np.ndarray) -> float | None:
     A bin edge lies at one half, so binning changes nothing. None for a class that occurs neither in
     the truth nor in the prediction.
     """
+    hits, false_alarms, missed = _at_half(positives, negatives)
+    return _ratio(2 * hits, 2 * hits + false_alarms + missed)
+
+
+def _at_half(positives: np.ndarray, negatives: np.ndarray) -> tuple[int, int, int]:
     hits = int(positives[NUM_BINS // 2 :].sum())
-    false_alarms = int(negatives[NUM_BINS // 2 :].sum())
-    return _ratio(2 * hits, hits + false_alarms + int(positives.sum()))
+    return hits, int(negatives[NUM_BINS // 2 :].sum()), int(positives.sum()) - hits
 
 
 def _counts(matrix: np.ndarray) -> tuple[list[int], list[int], list[int]]:

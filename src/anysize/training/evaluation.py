@@ -20,6 +20,9 @@ from anysize.training.events import EventLog, read_events
 from anysize.training.job import Job
 from anysize.training.stop import Stop
 
+LONG = ("images", "confusion", "at_half")
+"""What of a result `metrics.json` has, and events have not."""
+
 LAST_WEIGHTS = "weights_last.safetensors"
 """The net at the last evaluation, beside the best in `weights.safetensors`."""
 
@@ -67,7 +70,7 @@ def evaluate_if_due(
             "epoch": epoch,
             "seconds": time.monotonic() - start,
             "best": is_best,
-            **result,
+            **{k: v for k, v in result.items() if k not in LONG},
         }
     )
     score = "is not defined: no label counts" if value is None else f"{value:.2%}"
@@ -76,6 +79,26 @@ def evaluate_if_due(
         f"{' (best so far, saved)' if is_best else ''}",
         highlight=False,
     )
+
+
+def stops_early(job: Job, step: int, log: EventLog) -> bool:
+    """Whether `train.patience` epochs brought no better score; says so, and logs it once."""
+    events = read_events(job.run / "events.jsonl")
+    scored = [e for e in events if e["event"] == "evaluate"]
+    best = [e for e in scored if e["best"]]
+    patience = job.config.train.patience
+    if not (patience and best and scored[-1]["epoch"] - best[-1]["epoch"] >= patience):
+        return False
+    epoch, (_, metric) = best[-1]["epoch"], SCORES[job.config.loss.labels]
+    score = "undefined" if best[-1][metric] is None else f"{best[-1][metric]:.2%}"
+    job.console.print(
+        f"Stopped early after epoch {scored[-1]['epoch']}: {metric} has not been better than "
+        f"{score}, after epoch {epoch}, for {patience} epochs (train.patience).",
+        highlight=False,
+    )
+    if not any(e["event"] == "early_stop" and e["step"] == step for e in events):
+        log.write({"event": "early_stop", "step": step, "best_epoch": epoch, "best_score": score})
+    return True
 
 
 def _evaluate(job: Job, step: int, log: EventLog, stop: Stop) -> dict[str, Any]:

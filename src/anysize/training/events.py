@@ -2,8 +2,8 @@
 
 Events of training: "train" (a line of the console), "canvas" (a canvas was seen for the first
 time), "skip" (a step whose loss or gradient was not finite), "broken" (an image was left out),
-"memory" (memory ran out, and passes became smaller), "evaluate", and "resume". docs/reference.md
-lists the fields.
+"memory" (memory ran out, and passes became smaller), "evaluate", "early_stop" (no better score for
+`train.patience` epochs), and "resume". docs/reference.md lists the fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -30,10 +30,14 @@ class EventLog:
     """Appends events to a file; each is out of the process's hands when `write` returns.
 
     Without a path, as on ranks that do not write, events go nowhere.
+
+    Attributes:
+        listeners: Told each event once it is written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path or Path(os.devnull)
+        self.listeners: list[Callable[[Mapping[str, Any]], object]] = []
         self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, event: Mapping[str, Any]) -> None:
@@ -47,6 +51,8 @@ class EventLog:
         append(self._handle, self._path, (json.dumps(event) + "\n").encode())
         if event["event"] == "evaluate":
             os.fsync(self._handle)
+        for tell in self.listeners:
+            tell(event)
 
     def __enter__(self) -> EventLog:
         return self

@@ -35,6 +35,7 @@ from anysize.training.messages import (
     say_smaller_passes,
 )
 from anysize.training.optim import learning_rate, set_learning_rate
+from anysize.training.pace import Pace, time_left
 from anysize.training.run_folder import save
 from anysize.training.step import StepResult
 
@@ -46,14 +47,18 @@ class Place:
     Attributes:
         step: Steps done.
         saved_step: Of the last checkpoint.
+        first_step: Steps done when this process began.
         in_step: Whether a step is under way: what it leaves, if it is broken off, is half done.
         seen: Canvases that were computed already.
+        pace: What steps take.
     """
 
     step: int
     saved_step: int
+    first_step: int = 0
     in_step: bool = False
     seen: set[Canvas] = field(default_factory=set[Canvas])
+    pace: Pace = field(default_factory=Pace)
 
 
 def run_steps(
@@ -64,9 +69,9 @@ def run_steps(
     place: Place,
     log: EventLog,
 ) -> Generator[str, None, None]:
-    """The steps of an epoch that are still to do; yields the last loss, in words, after each."""
+    """The steps of an epoch that are still to do; yields loss and time left in words."""
     config, ranks = job.config.train, job.ranks
-    window, loss = _Window(), ""
+    window, words = _Window(), ""
     due = steps[place.step - epoch * job.steps_per_epoch :]
     loaded_steps = load_steps(
         job.train_samples,
@@ -94,10 +99,11 @@ def run_steps(
             step = place.step
             if window.losses and (step % config.log_every == 0 or step % job.steps_per_epoch == 0):
                 with job.stage("logging"):
-                    event = window.event(job, step, epoch)
+                    event = window.event(job, place, epoch)
                     log.write(event)
                     job.console.print(console_line(event, job.num_steps), highlight=False)
-                window, loss = _Window(), f"loss {event['loss']:.4f}"
+                window = _Window()
+                words = f"loss {event['loss']:.4f}  {time_left(event)}"
             # Also when passes became smaller: a resumed run must not try the large ones again.
             is_lower = job.tally.max_pass_pixels != planned_pixels
             if step % config.checkpoint_every == 0 or is_lower:
@@ -105,7 +111,7 @@ def run_steps(
                     _require_finite(job, step, window)
                     save(job, step)
                 place.saved_step = step
-            yield loss
+            yield words
 
 
 @dataclass(slots=True)
@@ -191,6 +197,8 @@ def _one_step(job: Job, place: Place, due: _Due, window: _Window, log: EventLog)
     place.step += 1
     if new:
         synchronise(job.device)
+    place.pace.add(time.monotonic() - start + due.wait_s, len(new))
+    if new:
         say_first_visits(job, step, new, time.monotonic() - start, log)
         place.seen.update(new)
     if job.tally.max_pass_pixels != planned_pixels:
@@ -224,7 +232,11 @@ class _Window:
         self.valid_pixels += due.valid_pixels
         self.computed_pixels += due.computed_pixels
 
-    def event(self, job: Job, step: int, epoch: int) -> dict[str, Any]:
+    def event(self, job: Job, place: Place, epoch: int) -> dict[str, Any]:
+        step = place.step
+        # What the process's first epoch did not meet may never come.
+        in_first_epoch = place.first_step + job.steps_per_epoch > step
+        unseen = len(job.plan.canvases) - len(place.seen) if in_first_epoch else 0
         losses = torch.stack(self.losses)
         loss = float(losses.mean())  # Waits for the device, so that the clock is true.
         elapsed = time.monotonic() - self.start
@@ -240,6 +252,9 @@ class _Window:
             "wait_share": self.wait_s / elapsed,
             "waste": 1 - self.valid_pixels / self.computed_pixels,
             "elapsed_s": elapsed,
+            "num_steps": job.num_steps,
+            "eta_s": place.pace.seconds_left(job.num_steps - step, max(unseen, 0)),
+            "first_visits": [len(place.seen), len(place.seen) + max(unseen, 0)],
             "peak_memory_bytes": peak_memory_bytes(job.device),
             "skipped": job.tally.num_skipped,
             "left_out": len(job.tally.broken),

@@ -10,6 +10,7 @@ from anysize.geometry import Canvas, num_cells
 from anysize.planning.packing import Step
 from anysize.training.events import EventLog
 from anysize.training.job import Job
+from anysize.training.pace import time_left
 
 
 def console_line(event: dict[str, Any], num_steps: int) -> str:
@@ -19,7 +20,8 @@ def console_line(event: dict[str, Any], num_steps: int) -> str:
     return (
         f"step {event['step']:>6}/{num_steps}  loss {event['loss']:.4f}  lr {event['lr']:.2e}  "
         f"{event['images_per_s']:.2f} images/s  {event['valid_megapixels_per_s']:.3f} valid MP/s  "
-        f"wait {event['wait_share']:.1%}  waste {event['waste']:.1%}{skipped}{left_out}"
+        f"wait {event['wait_share']:.1%}  waste {event['waste']:.1%}{skipped}{left_out}  "
+        f"{time_left(event)}"
     )
 
 

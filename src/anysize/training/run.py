@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from anysize.atomic_files import only_process_in, remove_unfinished
 from anysize.config import RunConfig, Settings, base_of, load_config
 from anysize.ranks import join
-from anysize.training.evaluation import evaluate_if_due
+from anysize.training.evaluation import evaluate_if_due, stops_early
 from anysize.training.events import EventLog
 from anysize.training.job import Job, prepare
 from anysize.training.loop import Place, is_finite, packed_epochs, run_steps
@@ -24,6 +25,7 @@ from anysize.training.messages import say_left_out, say_norms_that_cannot_learn
 from anysize.training.run_folder import begin, require_run_folder, save
 from anysize.training.settings import config_as_begun, load_run_config, with_whole_paths
 from anysize.training.stop import stop_requests
+from anysize.training.tensorboard import require_tensorboard, tensorboard
 
 
 def train(
@@ -33,6 +35,7 @@ def train(
     resume: bool = False,
     agrees: Callable[[str], bool] | None = None,
     console: Console,
+    tell: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Path:
     """Runs or resumes what a `run.toml` describes.
 
@@ -44,6 +47,7 @@ def train(
         agrees: Asks whether to go on with the images that the run began with, where the data folder
             has others by now; None refuses.
         console: Where progress goes.
+        tell: Given each event as it is logged; see docs/reference.md.
 
     Returns:
         The run folder.
@@ -60,8 +64,12 @@ def train(
             ranks.on_first(lambda: _hold(run, resume, held))
             first_step = begin(job, resume=resume)
             log = held.enter_context(EventLog(run / "events.jsonl" if ranks.is_first else None))
+            if tell is not None and ranks.is_first:
+                log.listeners.append(tell)
             if resume:
                 log.write({"event": "resume", "step": first_step})
+            if ranks.is_first:
+                held.enter_context(tensorboard(job, first_step, log))
             with memory_as_a_message():
                 _run_epochs(job, first_step, log)
         say_left_out(job)
@@ -79,7 +87,9 @@ def _config_and_folder(
     else:
         config = load_run_config(settings, overrides)
         run = require_run_folder(base / config.train.run, resume=False)
-    return with_whole_paths(config, base), run
+    config = with_whole_paths(config, base)
+    require_tensorboard(config.train)
+    return config, run
 
 
 def _hold(run: Path, resume: bool, held: contextlib.ExitStack) -> None:
@@ -93,7 +103,7 @@ def _hold(run: Path, resume: bool, held: contextlib.ExitStack) -> None:
 
 def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
     console = job.console
-    place = Place(first_step, first_step)
+    place = Place(first_step, first_step, first_step=first_step)
     with (
         stop_requests(job.ranks) as stop,
         contextlib.closing(packed_epochs(job, first_step // job.steps_per_epoch)) as epochs,
@@ -102,7 +112,6 @@ def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.description}"),
-            TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
         ) as progress,
@@ -111,7 +120,7 @@ def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
         try:
             if first_step and first_step % job.steps_per_epoch == 0:
                 evaluate_if_due(job, first_step, log, stop, unless_logged=True)
-            while True:
+            while not job.ranks.on_first(lambda: stops_early(job, place.step, log)):
                 with stop.at_once():
                     packed = next(epochs, None)
                 if packed is None:
@@ -120,8 +129,8 @@ def _run_epochs(job: Job, first_step: int, log: EventLog) -> None:
                 if epoch * job.steps_per_epoch == first_step == 0:
                     say_norms_that_cannot_learn(job, steps)
                 with contextlib.closing(run_steps(job, epoch, steps, draws, place, log)) as done:
-                    for loss in done:
-                        progress.update(bar, completed=place.step, description=loss)
+                    for words in done:
+                        progress.update(bar, completed=place.step, description=words)
                         stop.raise_if_requested()
                 evaluate_if_due(job, place.step, log, stop)
         finally:

@@ -113,6 +113,8 @@ MAY_CHANGE = {
     "train.log_every",
     "train.checkpoint_every",
     "train.evaluate_every",
+    "train.patience",
+    "train.tensorboard",
     "train.loader_threads",
     "train.prefetch_steps",
     "train.max_bad_steps",
