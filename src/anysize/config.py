@@ -518,11 +518,6 @@ def _check_together(config: RunConfig, source: str) -> None:
         raise ConfigError(
             f"`loss.class_weights` are all 0, so nothing would be learned ({source})."
         )
-    if config.loss.dice_share == 1 and config.loss.focal_gamma:
-        raise ConfigError(
-            f"`loss.focal_gamma` does nothing where `loss.dice_share` is 1 ({source}). Leave it "
-            "out, or lower the share."
-        )
     if config.train.patience and not config.train.evaluate_every:
         raise ConfigError(
             f"`train.patience` needs evaluations, but `train.evaluate_every` is 0 ({source}). Set "

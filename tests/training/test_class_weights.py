@@ -5,10 +5,11 @@ import pytest
 from PIL import Image
 from tests.flow.runs import run
 
-from anysize.config import load_config
+from anysize.config import LossConfig, load_config
 from anysize.data.samples import find_samples, read_classes
 from anysize.errors import ConfigError
 from anysize.training.class_weights import median_frequency_weights
+from anysize.training.losses import build_loss
 
 
 def test_median_frequencies_by_hand(workspace):
@@ -44,6 +45,12 @@ def test_a_run_with_weights_from_its_masks_writes_them_down_and_resumes(workspac
 def test_what_is_neither_weights_nor_auto_is_refused(workspace, value):
     with pytest.raises(ConfigError, match=r"loss\.class_weights"):
         run(workspace, f"loss.class_weights={value}")
+
+
+@pytest.mark.parametrize("settings", [{"focal_gamma": 2.0}, {"dice_share": 0.5}])
+def test_losses_of_pixels_are_refused_for_joints(settings):
+    with pytest.raises(ConfigError, match=r'`loss\.kind` is "pose"'):
+        build_loss(LossConfig(kind="pose", **settings), 255)
 
 
 def test_focal_beside_nothing_but_dice_is_refused(workspace):

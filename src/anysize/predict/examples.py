@@ -96,7 +96,7 @@ def draw(samples: Sequence[Sample], weights: Weights, classes: Classes) -> Itera
     for sample in samples:
         image = decode_image(sample.image, len(weights.pixels.mean), weights.pixels.float_range)
         if weights.kind == "joints":
-            yield sample.stem, _side_by_side(_joint_panels(sample, image, labeller))
+            yield _side_by_side(_joint_panels(sample, image, labeller))
             continue
         predicted = labeller.predict(image, max_pixels=DEFAULT_MAX_PIXELS, keep_probabilities=False)
         truth = _one_plane(decode_mask(sample, classes), classes)

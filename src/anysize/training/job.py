@@ -276,6 +276,11 @@ def _with_class_weights(
 ) -> RunConfig:
     weights = config.loss.class_weights
     if weights == "auto":
+        if config.loss.labels == "joints":
+            raise ConfigError(
+                '`loss.class_weights` "auto" counts pixels, but `loss.kind` is "pose". Give one '
+                "weight per joint, or none."
+            )
         weights = median_frequency_weights(samples, classes, config.train.loader_threads)
         named = zip(classes.names, weights, strict=True)
         console.print(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from anysize.config import LabelKind, LossConfig, PartMaps
 from anysize.data.batch import Batch, cut_out
+from anysize.errors import ConfigError
 
 
 class Loss(Protocol):
@@ -52,9 +53,18 @@ class Loss(Protocol):
 
 
 def build_loss(config: LossConfig, ignore_index: int, part_maps: PartMaps = "discs") -> Loss:
-    """The loss that `[loss]` describes, and `model.part_maps` for joints."""
+    """The loss that `[loss]` describes, and `model.part_maps` for joints.
+
+    Raises:
+        ConfigError: A setting has no effect on this kind of loss.
+    """
     assert config.class_weights != "auto", "numbers by now; see training.class_weights"
     if config.kind == "pose":
+        if config.focal_gamma or config.dice_share:
+            raise ConfigError(
+                "`loss.focal_gamma` and `loss.dice_share` are for labels of pixels, but "
+                '`loss.kind` is "pose". Leave them out.'
+            )
         return PoseLoss(
             ignore_index=ignore_index,
             class_weights=config.class_weights,
@@ -69,6 +79,11 @@ def build_loss(config: LossConfig, ignore_index: int, part_maps: PartMaps = "dis
     )
     if not config.dice_share:
         return pixelwise
+    if config.dice_share == 1 and config.focal_gamma:
+        raise ConfigError(
+            "`loss.focal_gamma` does nothing where `loss.dice_share` is 1. Leave it out, or lower "
+            "the share."
+        )
     dice = Dice(labels=config.labels, ignore_index=ignore_index, class_weights=config.class_weights)
     return dice if config.dice_share == 1 else WithDice(pixelwise, dice, config.dice_share)
 
