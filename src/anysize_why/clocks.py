@@ -20,32 +20,41 @@ MAX_SHOWN = 0.8
 
 
 def find_dropped_seconds(record: Record) -> Found:
-    """Timers of the script that drop whole seconds."""
-    findings, harmless = [], []
-    for timed in suspects(record.source):
-        pairs = shown_by(timed, record.steps, record.facts["call_lines"], record.script)
-        if not pairs:
-            continue
-        shown, true = (statistics.mean(values) for values in zip(*pairs, strict=True))
-        line = record.where(record.script, timed.end)
-        if abs(shown - true) < 0.1 * true:
-            harmless.append(
-                f"{line} reads `.{timed.part}` alone, which drops whole seconds; no step was long "
-                f"enough to show it ({true:.3f} s)"
+    """Timers of the script and its modules that drop whole seconds."""
+    findings: list[Finding] = []
+    harmless: list[str] = []
+    sources = {record.script: record.source, **record.facts.get("sources", {})}
+    for file, source in sources.items():
+        for timed in suspects(source):
+            line = record.where(file, timed.end)
+            pairs = shown_by(timed, record.steps, record.facts["call_lines"], file)
+            is_known = bool(timed.begin and pairs)
+            if not is_known:
+                wall = [step["wall_s"] for step in record.steps]
+                pairs = [(timed.shows(seconds), seconds) for seconds in wall]
+            shown, true = (statistics.mean(values) for values in zip(*pairs, strict=True))
+            drops = "whole seconds" if timed.part == "microseconds" else "what is below a second"
+            if abs(shown - true) < 0.1 * true:
+                harmless.append(
+                    f"{line} reads `.{timed.part}` alone, which drops {drops}; no step was "
+                    f"{'long' if timed.part == 'microseconds' else 'short'} enough to show it "
+                    f"({true:.3f} s)"
+                )
+                continue
+            said = f"from line {timed.begin} on it shows" if is_known else "of a step it would show"
+            findings.append(
+                Finding(
+                    cause="the script's own clock is wrong",
+                    cost_s=0.0,
+                    evidence=f"{line} takes `.{timed.part}` of a timedelta for all of it, which "
+                    f"drops {drops}: {said} {shown:.2f} s a step, the wall clock {true:.2f} s "
+                    f"(mean of {len(pairs)} steps)",
+                    change="`.total_seconds()`, or `time.perf_counter()`, or "
+                    "`anysize.timing.Timer`",
+                    gain=f"the truth, of which {abs(true - shown):.2f} s a step are hidden: a "
+                    "timedelta keeps days, seconds and microseconds apart",
+                )
             )
-            continue
-        findings.append(
-            Finding(
-                cause="the script's own clock is wrong",
-                cost_s=0.0,
-                evidence=f"{line} takes `.{timed.part}` of a timedelta for all of it: from line "
-                f"{timed.begin} on it shows {shown:.2f} s a step, the wall clock {true:.2f} s "
-                f"(mean of {len(pairs)} steps)",
-                change="`.total_seconds()`, or `time.perf_counter()`, or `anysize.timing.Timer`",
-                gain=f"the truth, of which {abs(true - shown):.2f} s a step are hidden; see "
-                "docs/why-your-timer-lies.md",
-            )
-        )
     return findings, harmless
 
 
@@ -84,8 +93,8 @@ def find_waitless_clock(record: Record) -> Found:
                 f"{len(control['done'])} rounds)",
                 change="torch.cuda.synchronize() before each read of the clock, or "
                 "`anysize.timing.Timer(synchronise=torch.cuda.synchronize)`",
-                gain=f"the truth, of which {ms(done - shown)} a step are hidden; see "
-                "docs/why-your-timer-lies.md",
+                gain=f"the truth, of which {ms(done - shown)} a step are hidden: calls "
+                "return once the work is queued",
             )
         ], []
     return [], []

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Sampler", "own_place", "own_places", "place_in_dump", "place_in_stack"]
+__all__ = ["Sampler", "own_place", "own_places", "place_in_dump", "place_in_stack", "sources_with"]
 
 SAMPLE_S = 0.04
 """How often the script's line is looked at."""
@@ -93,6 +93,20 @@ def own_places(frame: Any) -> list[tuple[str, int]]:
             places.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return places
+
+
+def sources_with(*words: str, but: Path) -> dict[str, str]:
+    """Texts of the script's own modules, but for the script, that have one of some words."""
+    found: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and _is_own(file):
+            path = Path(file)
+            if path.is_file() and path.resolve() != but.resolve():
+                text = path.read_text(encoding="utf-8", errors="replace")
+                if any(word in text for word in words):
+                    found[file] = text
+    return found
 
 
 class Sampler:

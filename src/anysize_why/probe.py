@@ -30,7 +30,7 @@ from typing import Any
 
 from anysize_why.cores import num_cores
 from anysize_why.forwards import MAX_SWITCH_STEPS, Forwards
-from anysize_why.places import Sampler, own_places
+from anysize_why.places import Sampler, own_places, sources_with
 from anysize_why.reads import SYNC_STEPS, Reads
 from anysize_why.running import AfterTorch, StopScript, run_script
 from anysize_why.stages import AFTER_BACKWARD, BETWEEN, LOSS, Clock, with_evaluation
@@ -469,6 +469,7 @@ class Probe:
                 for (file, line, via), looks in self.watch.lines.most_common(20)
             ],
             "call_lines": self.call_lines,
+            "sources": sources_with(".microseconds", ".seconds", but=self.script),
             "switches": dict(self.subject.switches),
             "made": {
                 "optimisers": self.num_optimizers,
