@@ -41,6 +41,14 @@ def hidden():  # Positions are mixed inside a function of autograd.
 
 
 number = lambda: 3
+
+
+def nothing_built():
+    Edges()
+
+
+def broken(depth):
+    return Edges()
 """
 
 
@@ -63,6 +71,8 @@ def test_an_exact_net_is_proven(folder):
         ("nets:hidden", 2, "flip"),
         ("nets:number", 2, "int"),
         ("nets:nothing", 2, "cannot be imported"),
+        ("nets:nothing_built", 2, "NoneType"),
+        ("nets:broken", 2, "missing 1 required positional argument: 'depth'"),
         ("nets", 2, "PACKAGE.MODULE:BUILD"),
     ],
 )

@@ -433,6 +433,19 @@ def test_a_gutter_one_cell_short_is_refused():
                 on_canvas(net)(torch.zeros(1, 3, 10, 30), layout)
 
 
+def test_images_start_at_whole_cells_of_every_level_of_a_net_with_strides_2_and_3():
+    both = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.Upsample(scale_factor=2),
+        nn.AvgPool2d(3, 3),
+        nn.Conv2d(4, 2, 3, 2, 1),
+    )
+    assert geometry_of_net(both, describe_logits=False).output_stride == 3
+    proof = prove(both, [(35, 26), (20, 35)], train=False)
+    assert "mosaic, eval" in {c.name for c in proof.comparisons}
+    assert proof.exact
+
+
 def test_state_dict_modes_and_copies_are_the_nets_own():
     net = unet()
     model = on_canvas(net)

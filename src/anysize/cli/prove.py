@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
-from pathlib import Path
 
 from rich.console import Console
 
 from anysize.cli.parsing import verb
+from anysize.config import ModelConfig
 from anysize.errors import ConfigError
 from anysize.geometry import Size
 
@@ -25,7 +23,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "anysize prove my_project.nets:build --sizes 64x96 33x128",
     )
     parser.add_argument(
-        "net", metavar="PACKAGE.MODULE:BUILD", help="a function that returns the net"
+        "net",
+        metavar="PACKAGE.MODULE:BUILD",
+        help="a function that returns the net; or smp:Unet and the like",
     )
     parser.add_argument(
         "--sizes", nargs="+", type=_size, metavar="HxW", help="of images (96x64 64x128 70x51)"
@@ -44,20 +44,17 @@ def _size(text: str) -> Size:
 def _prove(parsed: argparse.Namespace, console: Console) -> int:
     from torch import nn
 
+    from anysize.models.any_net import LIBRARIES, built_net, called, import_net
     from anysize.models.prove import SIZES, prove
 
-    module, colon, name = parsed.net.partition(":")
-    if not (module and colon and name):
+    library, colon, name = parsed.net.partition(":")
+    if not (library and colon and name):
         raise ConfigError(f"{parsed.net!r} is not PACKAGE.MODULE:BUILD, such as nets:build.")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        build = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{parsed.net} cannot be imported: {error}. Run from the folder that holds it, or "
-            "install its package."
-        ) from error
-    net = build if isinstance(build, nn.Module) else build()
+    if library in LIBRARIES:
+        net = built_net(ModelConfig(net=parsed.net, num_channels=parsed.channels), 2)
+    else:
+        build = import_net(parsed.net)
+        net = build if isinstance(build, nn.Module) else called(parsed.net, build, {})
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{parsed.net} returns {type(net).__name__}, not a torch.nn.Module.")
     output = parsed.output

@@ -130,7 +130,7 @@ def build_any(
         UnsupportedNetError: It cannot run on canvases.
     """
     with _initial_weights_of(generator):
-        net = _built(config, num_classes)
+        net = built_net(config, num_classes)
     geometry = geometry_of_net(net, num_channels=config.num_channels)
     pooled: list[str] = []
     shape = _output_shape(net, config.num_channels, geometry.size_multiple, pooled)
@@ -154,7 +154,7 @@ def geometry_of_any(config: ModelConfig) -> NetGeometry:
 def _geometry(net: str, arguments: str, num_channels: int) -> NetGeometry:
     config = ModelConfig(net=net, arguments=json.loads(arguments), num_channels=num_channels)
     with _initial_weights_of(torch.Generator()):
-        return geometry_of_net(_built(config, 2), num_channels=num_channels)
+        return geometry_of_net(built_net(config, 2), num_channels=num_channels)
 
 
 def is_of_a_library(net: str) -> bool:
@@ -175,7 +175,12 @@ def package_of(net: str) -> str:
     return ""
 
 
-def _built(config: ModelConfig, num_classes: int) -> nn.Module:
+def built_net(config: ModelConfig, num_classes: int) -> nn.Module:
+    """The net that `model.net` names, as its package gives it.
+
+    Raises:
+        ConfigError: It cannot be built, or is not a net.
+    """
     library, _, name = config.net.partition(":")
     known: dict[str, Any] = {}
     match library:
@@ -210,9 +215,9 @@ def _built(config: ModelConfig, num_classes: int) -> nn.Module:
             known = {k: v for k, v in told.items() if k in has}
     if library in LIBRARIES:
         _refuse_downloads(config)
-    net = _called(config.net, build, known | dict(config.arguments))
+    net = called(config.net, build, known | dict(config.arguments))
     if not isinstance(net, nn.Module):
-        raise ConfigError(f"`model.net` {config.net} gives {type(net).__name__}, no net.")
+        raise ConfigError(f"`model.net` {config.net} returns {type(net).__name__}, not a net.")
     if not any(p.requires_grad for p in net.parameters()):
         raise ConfigError(f"`model.net` {config.net} has no parameters: there is nothing to train.")
     return net
@@ -278,14 +283,19 @@ def _refuse_downloads(config: ModelConfig) -> None:
             )
 
 
-def _called(name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def called(name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """What someone's function gives.
+
+    Raises:
+        ConfigError: It fails.
+    """
     try:
         return build(**arguments)
     except AnysizeError:
         raise
     except Exception as error:  # it is someone's own code
         given = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
-        raise ConfigError(f"`model.net` {name} fails with ({given}): {_said(error)}.") from error
+        raise ConfigError(f"{name} fails with ({given}): {_said(error)}.") from error
 
 
 def _said(error: Exception) -> str:

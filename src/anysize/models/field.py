@@ -7,6 +7,7 @@ them. So an operation that needs zeros there gets them in the tensor's own memor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -29,17 +30,24 @@ class Trace:
     """What placements must keep to, noted while a net runs.
 
     Attributes:
-        stride: Cells of the coarsest level in pixels; images start at multiples of it.
+        scales: Pixels per cell of each level.
         gaps: Pixels per cell, axis, and for each image the cells from its first to where the next
             may begin.
         one_per_slot: Operations that look at a whole image, so that no two share a slot.
         lockstep: With other ranks, whose statistics of a batch are shared.
     """
 
-    stride: int = 1
+    scales: set[Fraction] = field(default_factory=set)
     gaps: list[tuple[Fraction, int, tuple[int, ...]]] = field(default_factory=list)
     one_per_slot: list[str] = field(default_factory=list)
     lockstep: Lockstep | None = None
+
+    @property
+    def stride(self) -> int:
+        """Pixels; where images start at multiples of it, they start at whole cells everywhere."""
+        if self.one_per_slot:  # they all start at 0
+            return max(s.numerator for s in self.scales if s.denominator == 1)
+        return math.lcm(*(s.numerator for s in self.scales))
 
 
 class Level:
@@ -69,8 +77,8 @@ class Level:
         self.constant = constant
         self._memo: dict[Any, Any] = {}
         self.shared = len({r.slot for r in rects}) < len(rects)
-        if not constant and scale.denominator == 1:
-            trace.stride = max(trace.stride, scale.numerator)
+        if not constant:
+            trace.scales.add(scale)
         small = [i for i, r in enumerate(rects) if r.height < 1 or r.width < 1]
         if small:
             raise ShapeError(

@@ -367,7 +367,8 @@ def geometry_of_net(
     if isinstance(last, AnysizeError):
         raise last
     raise _DryRunError(
-        f"The net fails on images of every multiple up to {_MULTIPLES[-1]} pixels: {last}"
+        f"The net fails on images of {num_channels} channels, whatever multiple of 1 to "
+        f"{_MULTIPLES[-1]} pixels their extents are: {last}"
     ) from last
 
 

@@ -222,6 +222,7 @@ def _prepared(net: nn.Module, num_channels: int, geometry: NetGeometry) -> nn.Mo
     Statistics that fit no data let activations of deep nets grow until float64 has no digits left.
     """
     plain = copy.deepcopy(net.net if isinstance(net, OnCanvas) else net).double().cpu()
+    plain.requires_grad_()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in plain.state_dict().items():
@@ -276,18 +277,25 @@ def _alone(net: nn.Module, pixels: Sequence[Tensor], output: OutputKey) -> _Run:
     for own in pixels:
         seen: dict[str, Tensor] = {}
         with _watched(net, seen), _drawn_alike():
-            outputs.append(chosen_output(net(own), output))
+            outputs.append(chosen_output(net(own.clone()), output))
         modules.append(seen)
+    if not outputs[0].is_floating_point():
+        raise UnsupportedNetError(
+            f"The net returns {outputs[0].dtype}, which has no gradient. Prove it without the step "
+            "that makes labels of logits."
+        )
     generator = torch.Generator().manual_seed(2)
     weights = [torch.randn(y.shape, dtype=y.dtype, generator=generator) for y in outputs]
     return _Run([y.detach() for y in outputs], _gradients(net, outputs, weights), modules, weights)
 
 
 def _gradients(net: nn.Module, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
-    names, parameters = zip(*net.named_parameters(), strict=True)
+    parameters = dict(net.named_parameters())
+    if not parameters:
+        return {}
     total = torch.stack([(y * w).sum() for y, w in zip(outputs, weights, strict=True)]).sum()
-    found = torch.autograd.grad(total, parameters, allow_unused=True)
-    return dict(zip(names, found, strict=True))
+    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    return dict(zip(parameters, found, strict=True))
 
 
 def _compared(
@@ -321,12 +329,11 @@ def _compared(
         for i in range(len(pixels))
     ]
     gradients = _gradients(net, ours, alone.weights)
-    largest = max(float(g.abs().max()) for g in alone.gradients.values() if g is not None)
+    known = {n: g for n, g in alone.gradients.items() if g is not None}
+    largest = max((float(g.abs().max()) for g in known.values()), default=0.0)
     differences = [
-        float((g - ours_g).abs().max()) / largest if ours_g is not None else math.inf
-        for n, g in alone.gradients.items()
-        if g is not None
-        for ours_g in [gradients[n]]
+        math.inf if (own := gradients[n]) is None else _apart(own, g, largest)
+        for n, g in known.items()
     ]
     outputs = max(_apart(a.detach(), b) for a, b in zip(ours, alone.outputs, strict=True))
     return Comparison(name, outputs, max(differences, default=0.0), modules)
@@ -347,11 +354,15 @@ def _corner(y: Tensor, i: int, like: Tensor) -> Tensor:
     return y
 
 
-def _apart(ours: Tensor, theirs: Tensor) -> float:
+def _apart(ours: Tensor, theirs: Tensor, scale: float | None = None) -> float:
+    """The largest difference over `scale`, or over the largest of theirs; infinite if undefined."""
     if ours.shape != theirs.shape:
         return math.inf
-    scale = max(float(theirs.abs().max()), 1e-30) if theirs.numel() else 1.0
-    return float((ours - theirs).abs().max()) / scale if theirs.numel() else 0.0
+    if not theirs.numel():
+        return 0.0
+    scale = float(theirs.abs().max()) if scale is None else scale
+    apart = float((ours - theirs).abs().max()) / max(scale, 1e-30)
+    return apart if math.isfinite(apart) else math.inf
 
 
 class _watched:  # noqa: N801
