@@ -30,8 +30,19 @@ from torch import Tensor, nn
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(29 + i, 38 + j) for i in range(4) for j in range(4)]
 STRIDES = (8, 16, 32)
-NETS = ("torchvision-resnet50", "timm-resnet50", "torchvision-resnet101")
+NETS = (
+    "torchvision-resnet50",
+    "timm-resnet50",
+    "torchvision-resnet101",
+    "torchvision-resnet18",
+    "timm-resnet34",
+)
 NUM_CLASSES = 15
+
+
+def strides_of(name: str) -> tuple[int, ...]:
+    """Output strides to compare: for basic units torchvision itself has no dilation."""
+    return (32,) if name == "torchvision-resnet18" else STRIDES
 
 
 def build(name: str, output_stride: int) -> nn.Module:
@@ -50,6 +61,7 @@ def randomise(net: nn.Module, generator: torch.Generator, *, calm: bool) -> None
     Statistics are first measured on noise, then moved away from what was measured.
     """
     norms = {n: m for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    bottlenecks = any(n.endswith("bn3") for n in norms)
     with torch.no_grad():
         for module in net.modules():
             if isinstance(module, nn.Conv2d):
@@ -60,7 +72,7 @@ def randomise(net: nn.Module, generator: torch.Generator, *, calm: bool) -> None
             norm.bias.uniform_(-0.5, 0.5, generator=generator)
             norm.momentum = 1.0
             if calm:
-                calm_down(name, norm, generator)
+                calm_down(name, norm, generator, last="bn3" if bottlenecks else "bn2")
         net.train()
         net(torch.randn(4, 3, 96, 96, generator=generator))
         for norm in norms.values():
@@ -71,9 +83,9 @@ def randomise(net: nn.Module, generator: torch.Generator, *, calm: bool) -> None
     net.eval()
 
 
-def calm_down(name: str, norm: nn.BatchNorm2d, generator: torch.Generator) -> None:
+def calm_down(name: str, norm: nn.BatchNorm2d, generator: torch.Generator, *, last: str) -> None:
     """Weak branches on a strong trunk, and inside a unit channels that are on or off."""
-    if name.endswith("bn3"):
+    if ".bn" in name and name.endswith(last):
         norm.weight *= 0.2
         norm.bias *= 0.2
     elif ".bn" in name:
@@ -153,7 +165,8 @@ def main() -> None:
     np.savez(out / "images.npz", *images)
     for seed, name in enumerate(arguments.nets):
         generator = torch.Generator().manual_seed(seed)
-        head = nn.ConvTranspose2d(2048, NUM_CLASSES, 3, stride=2, padding=0)
+        num_out = build(name, 32).fc.in_features
+        head = nn.ConvTranspose2d(num_out, NUM_CLASSES, 3, stride=2, padding=0)
         with torch.no_grad():
             head.weight.normal_(std=0.02, generator=generator)
             head.bias.normal_(std=0.5, generator=generator)
@@ -164,7 +177,7 @@ def main() -> None:
             randomise(net, generator, calm=precision == "float32")
             write_files(net, out, f"{name}-{precision}")
             state = {n: t.clone() for n, t in net.state_dict().items()}
-            for stride in STRIDES:
+            for stride in strides_of(name):
                 net = build(name, stride).eval()
                 net.load_state_dict(state)
                 head.float().load_state_dict(own)

@@ -89,6 +89,31 @@ def test_a_run_from_a_table_is_that_of_the_file_and_quiet(workspace, monkeypatch
     assert last["num_images"] == 3
 
 
+def test_a_converted_net_of_basic_units_trains_predicts_and_is_exported(workspace, tmp_path):
+    golden = Path(__file__).parent / "golden" / "timm_basic_resnet.pth"
+    table = {
+        "data": {"root": workspace / "data"},
+        "train": {
+            "run": tmp_path / "run",
+            "epochs": 1,
+            "weights": anysize.convert(golden, tmp_path / "body.safetensors"),
+        },
+    }
+    with silence():
+        run = anysize.train(table, ["plan.max_canvases=1"])
+        assert anysize.evaluate(run)["num_images"] == 3
+    image = draw((45, 61, 3))
+    labels = anysize.load(run).predict(image)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("anysize"), "export", run, "-o", tmp_path / "m.onnx"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert np.mean(anysize.load(tmp_path / "m.onnx").predict(image) == labels) > 0.99
+
+
 def labeller(tmp_path, kind="multiclass", **pixels):
     """A small net with random weights, loaded from its file; and the net."""
     convention = PixelConvention(**pixels)

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 import anysize
-from anysize.config import DataConfig, PixelConvention, RunConfig, load_config, to_toml
+from anysize.config import (
+    DataConfig,
+    ModelConfig,
+    PixelConvention,
+    RunConfig,
+    check_model,
+    load_config,
+    to_toml,
+)
 from anysize.errors import ConfigError
 from anysize.tables import from_table
 
@@ -51,7 +59,7 @@ def test_what_is_written_is_read_back(tmp_path):
         ("[data]\nroot = 'd'\n[train]\nseed = -1", "seed` is -1; it must be at least 0"),
         ("[data]\nroot = 'd'\n[optim]\nlr = nan", "lr` is nan; it must be a finite number"),
         ("[data]\nroot = 'd'\n[model]\noutput_stride = 12", "must be one of 8, 16, 32"),
-        ("[data]\nroot = 'd'\n[model]\ndepth = 34", "must be one of 50, 101, 152, 200"),
+        ("[data]\nroot = 'd'\n[model]\ndepth = 35", "must be one of 18, 34, 50, 101"),
         ("[data]\nroot = 'd'\n[model]\nunits = [1, 2]", "it must have 4"),
         (
             "[data]\nroot = 'd'\n[model]\nunits = [1, 2, 0, 1]",
@@ -118,6 +126,21 @@ def test_a_wrong_override_is_refused(tmp_path):
         load_config(path, ["train.epoch=3"])
     with pytest.raises(ConfigError, match=r"`train\.epochs` is"):
         load_config(path, ["train.epochs=" + "1" * 5000])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"depth": 18, "stride_position": "first_1x1"}, "basic units, which have no 1x1"),
+        ({"depth": 34, "basic_units": True}, "is for nets that `model.units` describes"),
+        ({"depth": 19}, "must be one of 18, 34, 50"),
+    ],
+)
+def test_basic_units_are_those_of_18_and_34_or_of_units(model, message):
+    with pytest.raises(ConfigError, match=message):
+        check_model(ModelConfig(**model), "run.toml")
+    check_model(ModelConfig(depth=50, stride_position="first_1x1"), "run.toml")
+    check_model(ModelConfig(units=(1, 1, 1, 1), basic_units=True), "run.toml")
 
 
 def test_a_missing_file_says_what_to_do(tmp_path):

@@ -39,7 +39,17 @@ MaskKind = Literal[
     "index", "colours", "binary", "folders", "stack", "labelme", "coco", "polygons", "joints"
 ]
 
-UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+UNITS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+BASIC_DEPTHS = (18, 34)
+"""Nets of basic units, two 3x3 convolutions each; the others have bottleneck units."""
+
 """Units a block of resnet_v1, by depth. Source: tf_slim nets/resnet_v1.py."""
 
 
@@ -144,8 +154,10 @@ class ModelConfig:
             gives a `torch.nn.Module`. "smp:Unet", "torchvision:deeplabv3_resnet50" and
             "timm:convnext_tiny": one of these libraries' (timm: with our upsampling head).
         arguments: Of `net`'s function, as `[model.arguments]`; for `net` only.
-        depth: 50, 101, 152 or 200; ignored where `units` is given.
-        units: Bottleneck units in each of the four blocks, for a net of another depth.
+        depth: 18, 34, 50, 101, 152 or 200; ignored where `units` is given.
+        units: Units in each of the four blocks, for a net of another depth.
+        basic_units: Those of `units` have two 3x3 convolutions, as in ResNet-18 and 34, in place of
+            a bottleneck.
         num_channels: Of the images, as the first convolution takes them; grey images become RGB
             where it is 3.
         base_depth: Channels of the stem and of the first bottleneck; 64 in the paper.
@@ -169,6 +181,7 @@ class ModelConfig:
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     depth: int = 50
     units: tuple[Annotated[int, Within(1, 1000)], ...] = ()
+    basic_units: bool = False
     num_channels: Annotated[int, Within(1, 64)] = 3
     base_depth: Annotated[int, Within(1, 4096)] = 64
     output_stride: Literal[8, 16, 32] = 16
@@ -474,6 +487,17 @@ def check_model(model: ModelConfig, source: str) -> None:
         raise ConfigError(
             f"`model.depth` is {model.depth}; it must be one of "
             f"{', '.join(map(str, UNITS))}, or give `model.units` ({source})."
+        )
+    if model.basic_units and not model.units:
+        raise ConfigError(
+            f"`model.basic_units` is for nets that `model.units` describes ({source}). Leave it "
+            "out, or give `model.units`; ResNet-18 and 34 have basic units anyway."
+        )
+    basic = model.basic_units or (not model.units and model.depth in BASIC_DEPTHS)
+    if basic and model.stride_position == "first_1x1":
+        raise ConfigError(
+            f'`model.stride_position` is "first_1x1", but the net has basic units, which have no '
+            f'1x1 convolution ({source}). Set it to "first_3x3".'
         )
     if model.stride_position == "last_3x3" and model.dilation_rule == "previous":
         raise ConfigError(

@@ -27,9 +27,8 @@ def plain_of(model, config):
     plain = PlainFCN(config, NUM_CLASSES).double().train()
     copy(plain.conv1, plain.bn1, model.body.conv1)
     for unit, source in zip(plain.units, model.body.units.values(), strict=True):
-        copy(unit.conv1, unit.bn1, source.conv1)
-        copy(unit.conv2, unit.bn2, source.conv2)
-        copy(unit.conv3, unit.bn3, source.conv3)
+        for i, (conv, norm) in enumerate(zip(unit.convs, unit.norms, strict=True), start=1):
+            copy(conv, norm, getattr(source, f"conv{i}"))
         assert (unit.shortcut is None) == (source.shortcut is None)
         if unit.shortcut is not None:
             copy(*unit.shortcut, source.shortcut)
@@ -37,11 +36,16 @@ def plain_of(model, config):
     return plain
 
 
+@pytest.mark.parametrize("basic", [False, True])
 @pytest.mark.parametrize("output_stride", [8, 16, 32])
-def test_the_plain_net_is_the_products_net_on_an_image_alone(output_stride):
+def test_the_plain_net_is_the_products_net_on_an_image_alone(output_stride, basic):
     # The one difference: as people write it, pooling is padded on both sides.
     config = ModelConfig(
-        units=TINY.units, base_depth=16, output_stride=output_stride, pool_padding="torchvision"
+        units=TINY.units,
+        basic_units=basic,
+        base_depth=16,
+        output_stride=output_stride,
+        pool_padding="torchvision",
     )
     generator = torch.Generator().manual_seed(0)
     model = build_model(config, NUM_CLASSES, generator=generator).double().train()

@@ -434,7 +434,7 @@ def changed(name, **changes):
         (lambda la: without(la, "res4b1_branch2b"), "branch2b of unit 2 of res4"),
         (lambda la: without(la, "res2a_branch1"), "branch1 of unit 1 of res2"),
         (lambda la: [x for x in la if not x.name.startswith("res5")], "branch2c of unit 1 of res5"),
-        (lambda la: [x for x in la if "branch2c" not in x.name], "basic blocks"),
+        (lambda la: [x for x in la if "branch2c" not in x.name], "basic units"),
         (lambda la: [*la, of(la, "conv1")], "two layers of the name 'conv1'"),
         (
             lambda la: [*la, dataclasses.replace(of(la, "res4b1_branch2a"), name="res4b_branch2a")],

@@ -44,10 +44,16 @@ def as_converted(foreign):
     return Converted(foreign.config, foreign.pixels, tensors)
 
 
-def compare(converted, output_stride, arrangement="alone", upsampling=conv_transpose_same):
-    """The largest differences from torchvision's own values, as shares of their range."""
-    stored = dict(np.load(GOLDEN / "torchvision_inputs.npz"))
-    live = dict(np.load(GOLDEN / f"torchvision_stride{output_stride}.npz"))
+def compare(
+    converted,
+    output_stride,
+    arrangement="alone",
+    upsampling=conv_transpose_same,
+    name="torchvision",
+):
+    """The largest differences from the system's own values, as shares of their range."""
+    stored = dict(np.load(GOLDEN / f"{name}_inputs.npz"))
+    live = dict(np.load(GOLDEN / f"{name}_stride{output_stride}.npz"))
     images = [stored[n] for n in sorted(stored) if n.startswith("image")]
     net = build(converted, stored, output_stride).double()
     inputs = [net_input(i, converted.pixels, torch.float64) for i in images]
@@ -55,7 +61,7 @@ def compare(converted, output_stride, arrangement="alone", upsampling=conv_trans
     return differences(run(net, layouts, inputs, live, upsampling), live)
 
 
-def resnet(units=UNITS[50], base=64):
+def resnet(units=UNITS[50], base=64, *, basic=False):
     """Names and shapes of a torchvision ResNet, written down from its constructor."""
     shapes = {"conv1.weight": (base, 3, 7, 7), "fc.weight": (10, 32 * base), "fc.bias": (10,)}
     norms = {"bn1": base}
@@ -64,14 +70,19 @@ def resnet(units=UNITS[50], base=64):
         depth = base << block
         for unit in range(n):
             name = f"layer{block + 1}.{unit}"
-            shapes[f"{name}.conv1.weight"] = (depth, num_in, 1, 1)
+            norms |= {f"{name}.bn1": depth, f"{name}.bn2": depth}
             shapes[f"{name}.conv2.weight"] = (depth, depth, 3, 3)
-            shapes[f"{name}.conv3.weight"] = (4 * depth, depth, 1, 1)
-            norms |= {f"{name}.bn1": depth, f"{name}.bn2": depth, f"{name}.bn3": 4 * depth}
-            if unit == 0:
-                shapes[f"{name}.downsample.0.weight"] = (4 * depth, num_in, 1, 1)
-                norms[f"{name}.downsample.1"] = 4 * depth
-            num_in = 4 * depth
+            if basic:
+                shapes[f"{name}.conv1.weight"] = (depth, num_in, 3, 3)
+            else:
+                shapes[f"{name}.conv1.weight"] = (depth, num_in, 1, 1)
+                shapes[f"{name}.conv3.weight"] = (4 * depth, depth, 1, 1)
+                norms[f"{name}.bn3"] = 4 * depth
+            num_out = depth if basic else 4 * depth
+            if num_in != num_out:
+                shapes[f"{name}.downsample.0.weight"] = (num_out, num_in, 1, 1)
+                norms[f"{name}.downsample.1"] = num_out
+            num_in = num_out
     tensors = {n: np.zeros(s, np.float32) for n, s in shapes.items()}
     for name, depth in norms.items():
         for leaf in ("weight", "bias", "running_mean", "running_var"):
@@ -104,6 +115,32 @@ def test_outputs_loss_and_gradients_are_torchvisions_own(converted, output_strid
     found = compare(converted, output_stride, arrangement)
     assert {"block1", "block4", "logits", "loss", "grad/conv1", "grad/head"} <= set(found)
     assert np.max(list(found.values())) < 1e-9
+
+
+@pytest.fixture(scope="module")
+def basic():
+    path = GOLDEN / "timm_basic_resnet.pth"
+    return as_converted(foreign_from_torchvision(read_torch_file(path).tensors, path))
+
+
+@pytest.mark.parametrize("arrangement", ["alone", "canvas"])
+@pytest.mark.parametrize("output_stride", [8, 16, 32])
+def test_basic_units_are_timms_own(basic, output_stride, arrangement):
+    assert basic.config.basic_units
+    found = compare(basic, output_stride, arrangement, name="timm_basic")
+    assert {"block1", "block4", "logits", "loss", "grad/conv1", "grad/head"} <= set(found)
+    assert np.max(list(found.values())) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"dilation_rule": "new"}, {"pool_padding": "same"}, {"stride_position": "last_3x3"}],
+    ids=lambda rule: next(iter(rule)),
+)
+def test_another_rule_for_basic_units_is_seen(basic, rule):
+    config = dataclasses.replace(basic.config, **rule)
+    changed = dataclasses.replace(basic, config=config)
+    assert compare(changed, 8, name="timm_basic")["logits"] > SEEN
 
 
 def test_values_that_are_no_numbers_are_never_within_a_bound():
@@ -162,6 +199,20 @@ def test_the_depth_is_found(depth):
     assert foreign.unknown == ()
     expected = "ResNet-50" if depth == 50 else f"ResNet of {list(UNITS[depth])} bottlenecks, 4"
     assert expected in foreign.source
+
+
+@pytest.mark.parametrize("depth", [18, 34])
+def test_nets_of_basic_units_are_found(depth):
+    foreign = read(resnet(UNITS[depth], basic=True))
+    assert (foreign.config.depth, foreign.config.units) == (depth, ())
+    assert f"ResNet-{depth}" in foreign.source
+    assert (foreign.unknown, foreign.beside) == ((), ())
+    own = build_model(foreign.config, 2).state_dict()
+    assert {n: t.shape for n, t in foreign.tensors.items()} == {
+        n: t.shape for n, t in own.items() if n.startswith("body.")
+    }
+    narrow = read(resnet((1, 2, 1, 1), 4, basic=True))
+    assert (narrow.config.units, narrow.config.basic_units) == ((1, 2, 1, 1), True)
 
 
 def test_a_narrow_net_of_another_depth_is_taken():
@@ -300,7 +351,12 @@ def zeros(**shapes):
     [
         (
             without(SMALL, "conv3", "bn3") | zeros(layer1__0__conv1__weight=(64, 64, 3, 3)),
-            "layer1.0 is a basic block",
+            "layer2.0 has neither the convolutions",
+        ),
+        (without(SMALL, "layer2.0.conv3"), "layer2.0 has neither the convolutions 1x1, 3x3, 1x1"),
+        (
+            without(SMALL, "1.0.conv3", "1.0.bn3") | zeros(layer1__0__conv1__weight=(64, 64, 3, 3)),
+            "some of its units begin with a 3x3",
         ),
         (SMALL | zeros(layer1__0__conv2__weight=(128, 4, 3, 3)), "32 groups"),
         (SMALL | zeros(layer1__0__conv2__weight=(128, 128, 3, 3)), "128 channels, not 64 .a wide"),

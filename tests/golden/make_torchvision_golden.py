@@ -1,20 +1,25 @@
-"""Writes `torchvision_*` beside it: a narrow ResNet of the real torchvision, and what it computes.
+"""Writes `torchvision_*` and `timm_basic_*` beside it: narrow ResNets, and what they compute.
+
+The first is torchvision's, of bottlenecks; the second timm's, of basic units, for which torchvision
+has no dilation.
 
 From the repository's root, in the side venv of `make parity-torchvision`:
 
     .parity/torchvision/bin/python -m tests.golden.make_torchvision_golden
 
-The state dict is saved by the older of `torch.save`'s formats and in half precision, which keeps it
-small; the net runs in float64 on these values, on 16 images, one of each class of (H mod 4, W mod
-4), at output strides 8, 16 and 32.
+Each state dict is saved by the older of `torch.save`'s formats and in half precision, which keeps
+it small; the net runs in float64 on these values, on 16 images, one of each class of (H mod 4, W
+mod 4), at output strides 8, 16 and 32.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import timm.models.resnet
 import torch
 from parity.torchvision_live import randomise, run
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
 HERE = Path(__file__).parent
@@ -48,16 +53,47 @@ class NarrowResNet(ResNet):
         return super()._make_layer(block, planes * BASE_DEPTH // 64, *args, **options)
 
 
+class NarrowBasicResNet(nn.Module):
+    """timm's own blocks and its names, with 2 channels for every 64."""
+
+    def __init__(self, output_stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, BASE_DEPTH, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(BASE_DEPTH)
+        self.act1 = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        stages, _ = timm.models.resnet.make_blocks(
+            (timm.models.resnet.BasicBlock,) * 4,
+            tuple(BASE_DEPTH << block for block in range(4)),
+            tuple(UNITS),
+            BASE_DEPTH,
+            output_stride=output_stride,
+        )
+        for name, stage in stages:
+            self.add_module(name, stage)
+        self.fc = nn.Linear(8 * BASE_DEPTH, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.act1(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    write("torchvision", NarrowResNet, num_out=32 * BASE_DEPTH)
+    write("timm_basic", NarrowBasicResNet, num_out=8 * BASE_DEPTH)
+
+
+def write(name: str, build: Callable[[int], nn.Module], *, num_out: int) -> None:
     generator = torch.Generator().manual_seed(3)
-    net = NarrowResNet(32)
+    net = build(32)
     randomise(net, generator, calm=False)
     net.half()
-    path = HERE / "torchvision_resnet.pth"
+    path = HERE / f"{name}_resnet.pth"
     torch.save(net.state_dict(), path, _use_new_zipfile_serialization=False)
     state = net.state_dict()
-    head = nn.ConvTranspose2d(32 * BASE_DEPTH, NUM_CLASSES, 3, stride=2)
+    head = nn.ConvTranspose2d(num_out, NUM_CLASSES, 3, stride=2)
     with torch.no_grad():
         head.weight.normal_(std=0.1, generator=generator)
         head.bias.normal_(generator=generator)
@@ -65,19 +101,19 @@ def main() -> None:
     rng = np.random.default_rng(3)
     images = [rng.integers(0, 256, (*s, 3), dtype=np.uint8) for s in SIZES]
     np.savez_compressed(
-        HERE / "torchvision_inputs.npz",
+        HERE / f"{name}_inputs.npz",
         weights=weights,
         biases=biases,
         **{f"image{i:02}": image for i, image in enumerate(images)},
     )
     for stride in (8, 16, 32):
-        net = NarrowResNet(stride).double().eval()
+        net = build(stride).double().eval()
         net.load_state_dict(state)
         results = run(net, head, images, torch.float64)
         kept = {
             n: v for n, v in results.items() if "/block" not in n or n.startswith(f"{ENDS_OF}/")
         }
-        np.savez_compressed(HERE / f"torchvision_stride{stride}.npz", **kept)
+        np.savez_compressed(HERE / f"{name}_stride{stride}.npz", **kept)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,8 @@ def test_logits_are_ours_at_every_class_of_sizes(pool_padding, output_stride):
         {"norm": "trained"},
         {"head_relu": True},
         {"units": (2, 1, 1, 1), "base_depth": 8},
+        {"basic_units": True, "stride_position": "first_3x3", "dilation_rule": "previous"},
+        {"basic_units": True},
     ],
 )
 def test_logits_are_ours_under_every_rule(settings):

@@ -61,7 +61,7 @@ class Reference:
         return F.max_pool2d(x, 3, 2)[:, :, : out[0], : out[1]]
 
     def blocks(self):
-        """(name, stride in the first 1x1, stride in the 3x3, rate) of every unit."""
+        """(name, stride in the first 1x1, stride in the 3x3, rate, rate of the second 3x3)."""
         current, rate = 4, 1
         if self.system == "slim":
             for b, (n, block_stride) in enumerate(zip(self.units, (2, 2, 2, 1), strict=True), 1):
@@ -69,10 +69,10 @@ class Reference:
                     stride = block_stride if u == n else 1
                     name = f"body.units.block{b}_unit{u}"
                     if current == self.output_stride:
-                        yield name, 1, 1, rate
+                        yield name, 1, 1, rate, rate
                         rate *= stride
                     else:
-                        yield name, 1, stride, rate
+                        yield name, 1, stride, rate, rate
                         current *= stride
             return
         for b, n in enumerate(self.units, 1):
@@ -84,22 +84,26 @@ class Reference:
                 name = f"body.units.block{b}_unit{u}"
                 s = stride if u == 1 else 1
                 if self.system == "caffe":
-                    yield name, s, 1, rate
+                    yield name, s, 1, rate, rate
                 else:
-                    yield name, 1, s, previous if u == 1 else rate
+                    yield name, 1, s, previous if u == 1 else rate, rate
 
     def logits(self, images):
         xs = [F.relu(x) for x in self.conv("body.conv1", images, stride=2)]
         xs = [self.pool(x) for x in xs]
-        for name, stride1, stride3, rate in self.blocks():
+        for name, stride1, stride3, rate, rate2 in self.blocks():
             stride = stride1 * stride3
             if name + ".shortcut.weights" in self.params:
                 shortcuts = self.conv(name + ".shortcut", xs, stride=stride)
             else:
                 shortcuts = [x[:, :, ::stride, ::stride] for x in xs]
-            ys = [F.relu(y) for y in self.conv(name + ".conv1", xs, stride=stride1)]
-            ys = [F.relu(y) for y in self.conv(name + ".conv2", ys, stride=stride3, rate=rate)]
-            ys = self.conv(name + ".conv3", ys)
+            if name + ".conv3.weights" in self.params:
+                ys = [F.relu(y) for y in self.conv(name + ".conv1", xs, stride=stride1)]
+                ys = [F.relu(y) for y in self.conv(name + ".conv2", ys, stride=stride3, rate=rate)]
+                ys = self.conv(name + ".conv3", ys)
+            else:  # two 3x3: ResNet-18 and 34
+                ys = [F.relu(y) for y in self.conv(name + ".conv1", xs, stride=stride, rate=rate)]
+                ys = self.conv(name + ".conv2", ys, rate=rate2)
             xs = [F.relu(s + y) for s, y in zip(shortcuts, ys, strict=True)]
         return [self.upconv(x) for x in xs]
 

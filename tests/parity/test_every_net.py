@@ -39,6 +39,12 @@ NETS = {
         f"Caffe, {norm}": {"stride_position": "first_1x1", "pool_padding": "caffe"},
         f"with a ReLU, {norm}": {"head_relu": True},
         f"recomputed, {norm}": {"activation_checkpointing": True},
+        f"basic units, {norm}": {
+            **TORCHVISION,
+            "dilation_rule": "previous",
+            "basic_units": True,
+            "activation_checkpointing": norm == "frozen",
+        },
     }.items()
 } | {
     # Blocks of one unit never reach their own dilation under torchvision's rule: half the gutter.

@@ -32,6 +32,11 @@ NUM_CLASSES = 3
 IGNORE = 255
 LOSSES = {"multiclass": CrossEntropy(), "multilabel": SigmoidCrossEntropy()}
 UNITS = (2, 2, 2, 2)
+TORCHVISION = {
+    "pool_padding": "torchvision",
+    "stride_position": "first_3x3",
+    "dilation_rule": "previous",
+}
 # All 16 classes of (H mod 4, W mod 4), and tiny sizes.
 SIZES = [Size(29 + i, 38 + j) for i in range(4) for j in range(4)] + [Size(1, 1), Size(3, 200)]
 
@@ -246,6 +251,14 @@ def test_trained_norm_is_exact(output_stride, layout, kind, loss_at):
 
 
 @pytest.mark.parametrize("output_stride", [8, 16, 32])
+@pytest.mark.parametrize("layout", ["batch", "mosaic"])
+@pytest.mark.parametrize("norm", ["frozen", "trained"])
+@pytest.mark.parametrize(("kind", "loss_at"), CASES[1:3])
+def test_basic_units_are_exact(output_stride, layout, norm, kind, loss_at):
+    assert max(prove(output_stride, layout, norm, kind, loss_at, basic_units=True)) < 1e-12
+
+
+@pytest.mark.parametrize("output_stride", [8, 16, 32])
 @pytest.mark.parametrize("layout", ["single", "batch", "mosaic"])
 @pytest.mark.parametrize("norm", ["frozen", "trained"])
 def test_float32_is_close(output_stride, layout, norm):
@@ -275,14 +288,8 @@ def test_float32_is_close(output_stride, layout, norm):
     ("system", "rules"),
     [
         ("caffe", {"pool_padding": "caffe", "stride_position": "first_1x1"}),
-        (
-            "torchvision",
-            {
-                "pool_padding": "torchvision",
-                "stride_position": "first_3x3",
-                "dilation_rule": "previous",
-            },
-        ),
+        ("torchvision", TORCHVISION),
+        ("torchvision", {**TORCHVISION, "basic_units": True}),
     ],
 )
 @pytest.mark.parametrize("loss_at", ["grid", "full"])
@@ -361,17 +368,20 @@ def test_moving_statistics_are_those_of_the_valid_pixels():
 # Controls: each breaks one rule, and the proof above must see it.
 
 
-def broken(output_stride, layouts, *, norm="frozen", loss_at="grid"):
-    model = build(output_stride, norm=norm, loss_at=loss_at)
+def broken(output_stride, layouts, *, norm="frozen", loss_at="grid", **rules):
+    model = build(output_stride, norm=norm, loss_at=loss_at, **rules)
     images, masks = draw_images(SIZES, "multiclass")
     ours = run_on_canvases(model, layouts, images, masks, "multiclass", loss_at)
     theirs = run_alone(model, images, masks, "multiclass", loss_at, trained=norm == "trained")
     return errors(ours, theirs)
 
 
-@pytest.mark.parametrize("output_stride", [8, 16, 32])
-@pytest.mark.parametrize("left_out", range(2 + sum(UNITS)))
-def test_control_one_mask_left_out(monkeypatch, output_stride, left_out):
+@pytest.mark.parametrize(
+    ("basic", "output_stride", "left_out"),
+    [(False, stride, i) for stride in (8, 16, 32) for i in range(2 + sum(UNITS))]
+    + [(True, 16, i) for i in range(2 + 2 * sum(UNITS))],
+)
+def test_control_one_mask_left_out(monkeypatch, output_stride, basic, left_out):
     calls = []
 
     def forgetful(x, mask):
@@ -383,8 +393,8 @@ def test_control_one_mask_left_out(monkeypatch, output_stride, left_out):
     monkeypatch.setattr(resnet_v1, "masked_relu", forgetful)
     geometry = NetGeometry(output_stride)
     layouts = [(mosaic(SIZES, geometry, geometry.gutter_cells), list(range(len(SIZES))))]
-    outputs, _, gradients = broken(output_stride, layouts)
-    assert len(calls) == 2 + sum(UNITS)
+    outputs, _, gradients = broken(output_stride, layouts, basic_units=basic)
+    assert len(calls) == 2 + (2 if basic else 1) * sum(UNITS)
     assert outputs > 1e-6
     assert gradients > 1e-6
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anysize.config import UNITS, ModelConfig
-from anysize.models.levels import plan_units
+from anysize.config import ModelConfig
+from anysize.models.levels import EXPANSION, UnitPlan, has_basic_units, plan_units, units_of
 
 
 def conv(num_in: int, num_out: int, size: int, stride: int = 1, rate: int = 1) -> nn.Conv2d:
@@ -21,27 +21,38 @@ def conv(num_in: int, num_out: int, size: int, stride: int = 1, rate: int = 1) -
 
 
 class Unit(nn.Module):
-    """A bottleneck unit."""
+    """A bottleneck unit, or a basic one."""
 
-    def __init__(self, num_in: int, depth: int, stride: int, rate: int) -> None:
+    def __init__(self, num_in: int, depth: int, plan: UnitPlan, *, basic: bool) -> None:
         super().__init__()
-        self.stride = stride
-        self.conv1, self.bn1 = conv(num_in, depth, 1), nn.BatchNorm2d(depth)
-        self.conv2, self.bn2 = conv(depth, depth, 3, stride, rate), nn.BatchNorm2d(depth)
-        self.conv3, self.bn3 = conv(depth, 4 * depth, 1), nn.BatchNorm2d(4 * depth)
+        self.stride = plan.stride
+        if basic:
+            convs = [
+                conv(num_in, depth, 3, plan.stride, plan.rate),
+                conv(depth, depth, 3, 1, plan.rate_out),
+            ]
+        else:
+            convs = [
+                conv(num_in, depth, 1),
+                conv(depth, depth, 3, plan.stride, plan.rate),
+                conv(depth, EXPANSION * depth, 1),
+            ]
+        self.convs = nn.ModuleList(convs)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c.out_channels) for c in convs)
+        self.num_out = convs[-1].out_channels
         self.shortcut = None
-        if num_in != 4 * depth:
+        if num_in != self.num_out:
             self.shortcut = nn.Sequential(
-                conv(num_in, 4 * depth, 1, stride), nn.BatchNorm2d(4 * depth)
+                conv(num_in, self.num_out, 1, plan.stride), nn.BatchNorm2d(self.num_out)
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[n, num_in, h, w]` to `[n, 4 * depth, h / stride, w / stride]`."""
+        """`[n, num_in, h, w]` to `[n, num_out, h / stride, w / stride]`."""
         s = self.stride
-        shortcut = x[:, :, ::s, ::s] if self.shortcut is None else self.shortcut(x)
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        return F.relu(self.bn3(self.conv3(y)) + shortcut)
+        y = x[:, :, ::s, ::s] if self.shortcut is None else self.shortcut(x)
+        for i, (convolution, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = norm(convolution(F.relu(x) if i else x))
+        return F.relu(x + y)
 
 
 class PlainFCN(nn.Module):
@@ -52,10 +63,10 @@ class PlainFCN(nn.Module):
         num_in = config.base_depth
         self.conv1, self.bn1 = conv(config.num_channels, num_in, 7, 2), nn.BatchNorm2d(num_in)
         units: list[Unit] = []
-        for plan in plan_units(config.units or UNITS[config.depth], config.output_stride):
-            depth = config.base_depth << plan.block
-            units.append(Unit(num_in, depth, plan.stride, plan.rate))
-            num_in = 4 * depth
+        basic = has_basic_units(config)
+        for plan in plan_units(units_of(config), config.output_stride):
+            units.append(Unit(num_in, config.base_depth << plan.block, plan, basic=basic))
+            num_in = units[-1].num_out
         self.units = nn.Sequential(*units)
         self.head = nn.ConvTranspose2d(num_in, num_classes, 3, 2)
 

@@ -14,8 +14,9 @@ from typing import Any
 from anysize.bench.arms import LEARNING_RATE, MOMENTUM, NUM_CLASSES, Arm, OptimiserStep
 from anysize.bench.summary import BenchError
 from anysize.bench.worker import died
-from anysize.config import UNITS, ModelConfig
+from anysize.config import ModelConfig
 from anysize.errors import ConfigError
+from anysize.models.levels import has_basic_units, units_of
 
 PEER = Path(__file__).with_name("slim_peer.py")
 
@@ -26,7 +27,7 @@ class SlimWorker:
     def __init__(self, arm: Arm, config: ModelConfig, python: Path) -> None:
         self.name = arm.name
         net = {
-            "units": config.units or UNITS[config.depth],
+            "units": units_of(config),
             "output_stride": config.output_stride,
             "num_classes": NUM_CLASSES,
             "learning_rate": LEARNING_RATE,
@@ -106,6 +107,8 @@ def require_peer(python: Path, config: ModelConfig) -> None:
             f"--peers is {python}, which is no program. Name the python of a venv that has "
             "TensorFlow and tf_slim; `make bench-peers` makes one."
         )
+    if has_basic_units(config):
+        raise ConfigError("--peers goes with --depth 50 and more: tf_slim has bottlenecks only.")
     if config.base_depth != 64:
         raise ConfigError("--peers goes with --base-depth 64: tf_slim's stem has 64 channels.")
     looks = "import importlib.util as u, sys; sys.exit(not (u.find_spec('tf_slim')))"

@@ -19,7 +19,7 @@ from anysize.bench.arms import Arm, OptimiserStep
 from anysize.bench.summary import BenchError
 from anysize.config import ModelConfig
 from anysize.geometry import Layout
-from anysize.models.levels import num_out
+from anysize.models.levels import has_basic_units, num_out
 
 FAILED = "failed"
 _SECONDS_TO_END = 5.0
@@ -188,7 +188,7 @@ def _answers(arm: Arm, config: ModelConfig, device_name: str) -> Any:  # noqa: A
                 return net.flops_a_pixel(argument)
             case _:
                 return convolution_flops_s(
-                    num_out(config.base_depth, block=0),
+                    num_out(config.base_depth, block=0, basic=has_basic_units(config)),
                     precision=arm.precision,
                     device=device,
                     seconds=argument,

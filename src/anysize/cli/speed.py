@@ -12,6 +12,7 @@ from rich.console import Console
 
 from anysize.cli.output import print_table, require_writable, say
 from anysize.cli.parsing import verb
+from anysize.config import UNITS
 from anysize.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -230,9 +231,7 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="of the net, as in [model.arguments]; may be repeated",
     )
-    bench.add_argument(
-        "--depth", type=int, choices=(50, 101, 152, 200), default=50, help="of the ResNet"
-    )
+    bench.add_argument("--depth", type=int, choices=tuple(UNITS), default=50, help="of the ResNet")
     bench.add_argument(
         "--output-stride", type=int, choices=(8, 16, 32), default=16, help="of the ResNet"
     )

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from anysize.config import UNITS, PixelConvention
+from anysize.config import PixelConvention
 from anysize.conversion.caffemodel import Layer, Window, read_caffemodel, read_mean
-from anysize.conversion.foreign import Foreign, model_config
+from anysize.conversion.foreign import Foreign, depth_of, model_config
 from anysize.errors import WeightsError, first_names
 from anysize.models.levels import num_out
 
@@ -75,13 +75,15 @@ def read_caffe(path: Path, *, mean: Path | None = None, head: str = "") -> Forei
         n for layer in layers for n in _blob_names(layer) if n not in taken and n not in left_out
     ]
     of_body = re.compile(r"(conv1|bn_conv1|scale_conv1|(res|bn|scale)[2-5]\w+)\[")
-    depth = next((f"-{d}" for d, units in UNITS.items() if units == body.units), "")
+    known = depth_of(body.units)
+    depth = f"-{known}" if known else ""
     width = "" if body.base_depth == 64 else f" of base depth {body.base_depth}"
     dilated = "" if output_stride == 32 else f", dilated to output stride {output_stride}"
     return Foreign(
         source=f"Caffe ResNet{depth}{width} ({layout} layers{dilated})",
         config=replace(
-            model_config(body.units, body.base_depth, **rules), output_stride=output_stride
+            model_config(body.units, body.base_depth, basic=False, **rules),
+            output_stride=output_stride,
         ),
         pixels=pixels,
         tensors={n: a.astype(np.float32, copy=False) for n, a in tensors.items()},
@@ -151,8 +153,8 @@ def _find_body(layers: Sequence[Layer], source: str) -> _Body:
         raise WeightsError(_another_net(named, source))
     if not any(part == "2c" for _, _, part in found):
         raise WeightsError(
-            f"{source} is a ResNet of basic blocks (ResNet-18 or 34: no res2a_branch2c). Anysize "
-            "has bottleneck units only. Take ResNet-50, 101 or 152."
+            f"{source} is a ResNet of basic units (ResNet-18 or 34: no res2a_branch2c). Of Caffe's "
+            "nets, Anysize takes those of bottlenecks; take ResNet-18 or 34 from torchvision."
         )
     for layer in (stem, *found.values()):
         if (layer.window and layer.window.group != 1) or layer.blobs[0].ndim != 4:

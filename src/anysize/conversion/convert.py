@@ -28,6 +28,7 @@ from anysize.conversion.torchvision import foreign_from_torchvision
 from anysize.data.classes import Classes, read_classes, spread_colours
 from anysize.data.formats.joints import read_joint_names
 from anysize.errors import ConfigError, WeightsError, first_names
+from anysize.models.levels import has_basic_units
 from anysize.models.weights_file import (
     WEIGHTS_FORMAT,
     WeightsFile,
@@ -127,9 +128,10 @@ def describe(foreign: Foreign) -> str:
     """What was found in a checkpoint and what became of it, for people."""
     net = foreign.config
     pixels = foreign.pixels
+    kind = "basic units" if has_basic_units(net) else "units"
     lines = [
         f"Found {foreign.source}.",
-        f"Net: units {net.units or UNITS[net.depth]}, base depth {net.base_depth}, pool padding "
+        f"Net: {kind} {net.units or UNITS[net.depth]}, base depth {net.base_depth}, pool padding "
         f"{net.pool_padding}, stride in {net.stride_position}, dilation rule {net.dilation_rule}.",
         f"Pixels: {pixels.channel_order}, white is {pixels.max_value:g}, mean "
         f"{list(pixels.mean)}, std {list(pixels.std)}.",

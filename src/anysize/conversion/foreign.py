@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from anysize.config import UNITS, ModelConfig, PixelConvention
+from anysize.config import BASIC_DEPTHS, UNITS, ModelConfig, PixelConvention
 
-__all__ = ["A_NUMBER", "NO_HEAD", "Foreign", "model_config"]
+__all__ = ["A_NUMBER", "NO_HEAD", "Foreign", "depth_of", "model_config"]
 
 NO_HEAD = "none"
 """Name of a head that stands for: leave every head out."""
@@ -56,14 +56,22 @@ class Foreign:
     notes: tuple[str, ...] = ()
 
 
-def model_config(units: tuple[int, ...], base_depth: int, **rules: str) -> ModelConfig:
+def depth_of(units: tuple[int, ...], *, basic: bool = False) -> int | None:
+    """50 for (3, 4, 6, 3), 34 where these are basic units; None where no ResNet has so many."""
+    return next((d for d, u in UNITS.items() if u == units and (d in BASIC_DEPTHS) == basic), None)
+
+
+def model_config(
+    units: tuple[int, ...], base_depth: int, *, basic: bool = False, **rules: str
+) -> ModelConfig:
     """The settings of a net with so many units in each of its four blocks.
 
     Args:
         units: In each block.
         base_depth: Channels of the stem.
+        basic: Units are basic ones, not bottlenecks.
         rules: `pool_padding`, `stride_position` and `dilation_rule`.
     """
-    depths: dict[tuple[int, ...], int] = {u: depth for depth, u in UNITS.items()}
-    shape = {"depth": depths[units]} if units in depths else {"units": units}
+    depth = depth_of(units, basic=basic)
+    shape = {"depth": depth} if depth else {"units": units, "basic_units": basic}
     return ModelConfig(**shape, base_depth=base_depth, **rules)  # pyright: ignore[reportArgumentType]

@@ -6,6 +6,9 @@ nor which training recipe made it. Input strides are in the first unit's 3x3, th
 dilated block keeps the rate of the block before, the pooling pads one cell on both sides, and
 pixels are RGB / 255, less a mean, over a standard deviation.
 
+In the basic units of ResNet-18 and 34 it is the first 3x3 that has the stride and keeps the rate.
+torchvision has no dilation for them; the rule is timm's.
+
 A state dict does not say everything. timm's `resnetblur50` and `resnetaa50` have all names and
 shapes of `resnet50`, and so have nets of other collections that keep Caffe's stride position or its
 pixels: who converts one of these gets another function than it was trained for.
@@ -25,8 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anysize.config import UNITS, PixelConvention
-from anysize.conversion.foreign import A_NUMBER, Foreign, model_config
+from anysize.config import PixelConvention
+from anysize.conversion.foreign import A_NUMBER, Foreign, depth_of, model_config
 from anysize.errors import WeightsError, first_names
 
 __all__ = ["foreign_from_torchvision"]
@@ -48,12 +51,13 @@ _LAYERS = {
     "shortcut": ("downsample.0", "downsample.1"),
 }
 _UNIT = re.compile(r"layer(\d+)\.(\d+)\.")
+_FIRST_OF_UNIT = r"layer\d+\.\d+\.conv1\.weight"
 _OF_THE_BODY = re.compile(r"(conv1|bn1|layer\d+)\.")
 _SEGMENTATION = ("classifier.", "aux_classifier.")
 _SEGMENTATION_HEAD = "head of a segmentation net"
 _LOOKALIKES = (
-    "timm's resnetblur50 and resnetaa50 have all names and shapes of resnet50, but blur before "
-    "their strides: of these two, the results will be wrong."
+    "timm's resnetblur18, resnetblur50 and resnetaa50 have all names and shapes of plain ResNets, "
+    "but blur before their strides: of these, the results will be wrong."
 )
 _AT_STRIDE_8 = (
     "torchvision trains the bodies of its segmentation nets at output stride 8: set "
@@ -97,8 +101,8 @@ def foreign_from_torchvision(
     outside, inside = _outside(tensors, chosen, [p for p in nets if p != chosen])
     left_out = dict.fromkeys(others, "not weights") | outside
     shapes = {n: tuple(tensors[o].shape) for n, o in inside.items()}
-    units, base_depth = _read_shape(shapes, path)
-    ours = _our_names(units)
+    units, base_depth, basic = _read_shape(shapes, path)
+    ours = _our_names(units, basic=basic)
     unknown: list[str] = []
     beside: list[str] = []
     for name, outer in inside.items():
@@ -121,12 +125,13 @@ def foreign_from_torchvision(
     config = model_config(
         units,
         base_depth,
+        basic=basic,
         pool_padding="torchvision",
         stride_position="first_3x3",
         dilation_rule="previous",
     )
     return Foreign(
-        source=f"torchvision or timm {_title(units, base_depth)}"
+        source=f"torchvision or timm {_title(units, base_depth, basic=basic)}"
         + (", weights averaged over steps" if _is_averaged(chosen, tensors) else "")
         + (", the body of a segmentation net" if segments else ""),
         config=dataclasses.replace(config, output_stride=8) if segments else config,
@@ -220,8 +225,10 @@ def _is_averaged(prefix: str, names: Iterable[str]) -> bool:
     return bool({"ema", "averaged", "swa"} & set(parts)) or f"{outer}n_averaged" in set(names)
 
 
-def _read_shape(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[tuple[int, ...], int]:
-    """Units in each block and channels of the stem; refuses everything that is another net."""
+def _read_shape(
+    shapes: Mapping[str, tuple[int, ...]], path: Path
+) -> tuple[tuple[int, ...], int, bool]:
+    """Units in each block, channels of the stem, and whether units are basic; or it is refused."""
     for pattern, what in _GIVEN_AWAY_BY_NAME:
         for name in shapes:
             if re.match(pattern, name):
@@ -238,7 +245,10 @@ def _read_shape(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[tupl
     for block, num_units in enumerate(units, 1):
         for unit in range(num_units):
             _check_unit(shapes, f"layer{block}.{unit}", stem[0] << (block - 1), path)
-    return units, stem[0]
+    basic = [s[2:] == (3, 3) for n, s in shapes.items() if re.fullmatch(_FIRST_OF_UNIT, n)]
+    if len(set(basic)) > 1:
+        raise _other_net(path, "some of its units begin with a 3x3 convolution, others with a 1x1")
+    return units, stem[0], basic[0]
 
 
 def _count_units(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[int, ...]:
@@ -259,8 +269,8 @@ def _check_unit(shapes: Mapping[str, tuple[int, ...]], name: str, depth: int, pa
     first, second = shapes.get(f"{name}.conv1.weight"), shapes.get(f"{name}.conv2.weight")
     if first is None or second is None or len(first) != 4 or len(second) != 4:
         raise _other_net(path, f"{name} has no conv1 and conv2")
-    if first[2:] == (3, 3) or f"{name}.conv3.weight" not in shapes:
-        raise _other_net(path, f"{name} is a basic block of two 3x3 convolutions (ResNet-18, 34)")
+    if (first[2:] == (3, 3)) == (f"{name}.conv3.weight" in shapes):
+        raise _other_net(path, f"{name} has neither the convolutions 1x1, 3x3, 1x1 nor 3x3, 3x3")
     if second[1] != second[0]:
         groups = second[0] // max(second[1], 1)
         raise _other_net(path, f"{name}.conv2 has {groups} groups (ResNeXt)")
@@ -272,17 +282,19 @@ def _check_unit(shapes: Mapping[str, tuple[int, ...]], name: str, depth: int, pa
 
 def _other_net(path: Path, what: str) -> WeightsError:
     return WeightsError(
-        f"{path} is a state dict of another net: {what}. Anysize takes ResNet v1 with bottlenecks, "
-        "as torchvision and timm build resnet50, resnet101 and resnet152."
+        f"{path} is a state dict of another net: {what}. Anysize takes ResNet v1, as torchvision "
+        "and timm build resnet18, 34, 50, 101 and 152."
     )
 
 
-def _our_names(units: Sequence[int]) -> dict[str, str]:
+def _our_names(units: Sequence[int], *, basic: bool) -> dict[str, str]:
     """Every name that such a net has there, and ours."""
     layers = {("conv1", "bn1"): "body.conv1"}
     for block, num_units in enumerate(units, 1):
         for unit in range(num_units):
             for own, (conv, norm) in _LAYERS.items():
+                if own == "conv3" and basic:
+                    continue
                 there = f"layer{block}.{unit}."
                 here = f"body.units.block{block}_unit{unit + 1}.{own}"
                 layers[there + conv, there + norm] = here
@@ -293,8 +305,9 @@ def _our_names(units: Sequence[int]) -> dict[str, str]:
     return names
 
 
-def _title(units: tuple[int, ...], base_depth: int) -> str:
-    for depth, known in UNITS.items():
-        if units == known and base_depth == 64:
-            return f"ResNet-{depth}"
-    return f"ResNet of {list(units)} bottlenecks, {base_depth} channels in the stem"
+def _title(units: tuple[int, ...], base_depth: int, *, basic: bool) -> str:
+    depth = depth_of(units, basic=basic)
+    if depth and base_depth == 64:
+        return f"ResNet-{depth}"
+    kind = "basic units" if basic else "bottlenecks"
+    return f"ResNet of {list(units)} {kind}, {base_depth} channels in the stem"

@@ -51,7 +51,7 @@ from anysize.doctor.loop import (
 from anysize.doctor.trials import run_trials
 from anysize.errors import DoctorError
 from anysize.limits import convolution_flops_s
-from anysize.models.levels import num_out
+from anysize.models.levels import has_basic_units, num_out
 from anysize.models.weights_file import save_weights
 from anysize.predict.evaluate import evaluate
 from anysize.training.events import EventLog, read_events
@@ -298,7 +298,7 @@ def _measure(job: Job, folder: Path, seconds: float, say: Callable[[str], object
         memory_share=controls.memory_share,
         flops_a_pixel=controls.flops_a_pixel(),
         limit_flops_s=convolution_flops_s(
-            num_out(job.config.model.base_depth, block=0),
+            num_out(job.config.model.base_depth, block=0, basic=has_basic_units(job.config.model)),
             precision=job.config.train.precision,
             device=job.device,
             seconds=LIMIT_SECONDS,

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anysize.config import INTERMEDIATE_UNIT, UNITS, ModelConfig
+from anysize.config import INTERMEDIATE_UNIT, ModelConfig
 from anysize.geometry import Layout, NetGeometry
-from anysize.models.levels import num_out, resnet_geometry
+from anysize.models.levels import has_basic_units, num_out, resnet_geometry, units_of
 from anysize.models.net import Net
 from anysize.models.ops import conv_transpose_same
 from anysize.models.resnet_v1 import ResNetV1
@@ -101,8 +101,9 @@ def build_fcn(
     """Builds a ResNet v1 with the upsampling head."""
     middle = f"block3_unit{INTERMEDIATE_UNIT}" if config.intermediate else ""
     body = ResNetV1(
-        config.units or UNITS[config.depth],
+        units_of(config),
         geometry=resnet_geometry(config),
+        basic_units=has_basic_units(config),
         num_channels=config.num_channels,
         base_depth=config.base_depth,
         stride_position=config.stride_position,
@@ -116,6 +117,6 @@ def build_fcn(
     head = UpsamplingHead(body.num_out, num_classes, generator=generator)
     intermediate = None
     if middle:
-        num_in = num_out(config.base_depth, block=2)
+        num_in = num_out(config.base_depth, block=2, basic=has_basic_units(config))
         intermediate = UpsamplingHead(num_in, num_classes // 3, generator=generator)
     return FCN(body, head, intermediate=intermediate, head_relu=config.head_relu)

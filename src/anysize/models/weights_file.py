@@ -39,7 +39,14 @@ from anysize.tables import from_table
 WEIGHTS_FORMAT = "anysize-weights-1"
 
 
-OF_THE_BODY = ("num_channels", "base_depth", "pool_padding", "stride_position", "dilation_rule")
+OF_THE_BODY = (
+    "num_channels",
+    "basic_units",
+    "base_depth",
+    "pool_padding",
+    "stride_position",
+    "dilation_rule",
+)
 """Keys of `[model]` that decide, with the units, which function a body's weights are for."""
 
 

@@ -39,7 +39,7 @@ from anysize.models.any_net import AnyNet
 from anysize.models.fcn import FCN
 from anysize.models.net import Net
 from anysize.models.ops import ConvNorm
-from anysize.models.resnet_v1 import Bottleneck
+from anysize.models.resnet_v1 import Unit
 from anysize.models.weights_file import Weights
 from anysize.onnx.file import (
     MAX_FILE_BYTES,
@@ -340,7 +340,7 @@ def _body(graph: _Graph, model: FCN, x: str) -> str:
     x = graph.node("Relu", "body.conv1/relu", [x])
     x = _max_pool(graph, x, body.geometry.pool_padding)
     for name, unit in body.units.items():
-        assert isinstance(unit, Bottleneck)
+        assert isinstance(unit, Unit)
         x = _unit(graph, f"body.units.{name}", unit, x)
     return x
 
@@ -396,8 +396,8 @@ def _max_pool(graph: _Graph, x: str, rule: str) -> str:
     )
 
 
-def _unit(graph: _Graph, name: str, unit: Bottleneck, x: str) -> str:
-    """A bottleneck unit and the ReLU after it."""
+def _unit(graph: _Graph, name: str, unit: Unit, x: str) -> str:
+    """A unit and the ReLU after it."""
     shortcut, stride = x, unit.plan.stride
     if unit.shortcut is not None:
         shortcut = _conv_norm(graph, f"{name}.shortcut", unit.shortcut, x)
@@ -410,10 +410,11 @@ def _unit(graph: _Graph, name: str, unit: Bottleneck, x: str) -> str:
         steps = graph.integers(f"{name}.subsample.steps", stride, stride)
         shortcut = graph.node("Slice", f"{name}/subsample", [x, *subsampled, axes, steps])
     y = x
-    for layer in ("conv1", "conv2"):
+    *layers, last = ("conv1", "conv2", "conv3") if hasattr(unit, "conv3") else ("conv1", "conv2")
+    for layer in layers:
         y = _conv_norm(graph, f"{name}.{layer}", getattr(unit, layer), y)
         y = graph.node("Relu", f"{name}.{layer}/relu", [y])
-    y = _conv_norm(graph, f"{name}.conv3", unit.conv3, y)
+    y = _conv_norm(graph, f"{name}.{last}", getattr(unit, last), y)
     return graph.node("Relu", name, [graph.node("Add", f"{name}/sum", [y, shortcut])])
 
 
