@@ -28,7 +28,7 @@ bench-peers: $(STAMP) .parity/tf/installed
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,tensorflow-checkpoint,caffe,export,coco,ultralytics]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev,tensorflow-checkpoint,caffe,export,coco,ultralytics,pose]"
 	touch $(STAMP)
 
 # The real tf_slim and Caffe against ours; takes 4 GB in .parity/.
