@@ -36,6 +36,8 @@ $(STAMP): pyproject.toml constraints.txt
 parity: $(STAMP) .parity/tf/installed
 	TF_CPP_MIN_LOG_LEVEL=3 .parity/tf/bin/python -W ignore -m parity.slim_live .parity/slim
 	$(BIN)/python -m parity.compare_slim .parity/slim
+	TF_CPP_MIN_LOG_LEVEL=3 .parity/tf/bin/python -W ignore -m parity.pose_live .parity/pose
+	$(BIN)/python -m parity.compare_pose .parity/pose
 	$(BIN)/python parity/compare_caffe.py
 
 .parity/tf/installed: parity/constraints-tf.txt

@@ -70,7 +70,7 @@ class Net:
         with self.graph.as_default():
             self.image = tf.compat.v1.placeholder(self.dtype, [1, None, None, 3])
             self.target = tf.compat.v1.placeholder(self.dtype, [1, None, None, spec.num_classes])
-            body, points = _body(spec, self.image, output_stride, fused=dtype == "float32")
+            body, points = make_body(spec, self.image, output_stride, fused=dtype == "float32")
             self.ends = [points[f"{spec.scope}/block{b}"] for b in (1, 2, 3, 4)]
             self.activations = _after_relu(points, spec.scope)
             self.logits = slim.conv2d_transpose(
@@ -128,7 +128,8 @@ class Net:
         return Outputs([e[0] for e in ends], logits[0], float(loss), conv1, upconv, decided)
 
 
-def _body(spec: NetSpec, image: Any, output_stride: int, *, fused: bool) -> Any:  # noqa: ANN401
+def make_body(spec: NetSpec, image: Any, output_stride: int, *, fused: bool) -> Any:  # noqa: ANN401
+    """The body of tf_slim, and its end points."""
     settings: dict[str, Any] = {
         "num_classes": None,
         "global_pool": False,
