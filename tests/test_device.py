@@ -107,6 +107,14 @@ def test_bf16_is_refused_on_a_gpu_without_units_for_it(monkeypatch):
     require_precision(gpu, "bf16")
 
 
+def test_apples_gpu_is_a_device_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="Apple's GPU was asked for"):
+        select_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert select_device("mps").type == "mps"
+
+
 def test_float32_means_float32_unless_tf32_is_asked_for():
     set_tf32(True)
     assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (True, "high")

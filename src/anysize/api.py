@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from anysize.config import (
+    DeviceName,
     LabelKind,
     LossKind,
     ModelConfig,
@@ -42,8 +43,6 @@ from anysize.ranks import join
 from anysize.training.run import train as train_run
 
 __all__ = ["Labeller", "convert", "evaluate", "load", "plan", "train"]
-
-Device = Literal["auto", "cpu", "cuda"]
 
 
 class Labeller:
@@ -194,7 +193,7 @@ class Labeller:
 def load(
     path: Path | str,
     *,
-    device: Device = "auto",
+    device: DeviceName = "auto",
     precision: Precision = "float32",
     trust_net: bool = False,
 ) -> Labeller:
@@ -250,7 +249,7 @@ def evaluate(
     run: Path | str,
     *,
     data: Path | str | None = None,
-    device: Device = "auto",
+    device: DeviceName = "auto",
     precision: Precision = "float32",
     console: Console | None = None,
 ) -> dict[str, Any]:

@@ -34,6 +34,8 @@ become labels and which metric counts (`predict.metrics`).
 """
 
 PartMaps = Literal["discs", "gaussians"]
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+
 FolderLayout = Literal["anysize", "voc", "cityscapes", "ultralytics"]
 MaskKind = Literal[
     "index", "colours", "binary", "folders", "stack", "labelme", "coco", "polygons", "joints"
@@ -288,7 +290,8 @@ class TrainConfig:
         run: Folder of the run, relative to the TOML file.
         epochs: Passes over the training images.
         seed: Of the split, the order, the augmentation and the initial weights.
-        device: "auto" takes a GPU where there is one.
+        device: "auto" takes an NVIDIA or AMD GPU where there is one. "mps" is Apple's; it was never
+            tested.
         precision: "bf16" computes under autocast with float32 weights.
         tf32: Let GPUs round the inputs of float32 convolutions to TF32, which is faster; off, so
             that "float32" means float32.
@@ -309,7 +312,7 @@ class TrainConfig:
     run: str = "run"
     epochs: Count = 10
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceName = "auto"
     precision: Literal["float32", "bf16"] = "bf16"
     tf32: bool = False
     channels_last: bool = True

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from anysize.config import DeviceName
 from anysize.errors import DeviceError
 
 Precision = Literal["float32", "bf16"]
@@ -52,13 +53,19 @@ def launched_ranks() -> int:
     return int(found[2]) if all(found) else 1
 
 
-def select_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
+def select_device(name: DeviceName) -> torch.device:
     """The device that `train.device` names; of several GPUs, that of this rank on its machine.
 
     Raises:
-        DeviceError: "cuda" was asked for and there is no GPU, or none for this rank.
+        DeviceError: A GPU was asked for and there is none, or none for this rank.
     """
     set_tf32(False)
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise DeviceError(
+                "Apple's GPU was asked for (mps), and PyTorch finds none. Set the device to auto."
+            )
+        return torch.device("mps")
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise DeviceError(

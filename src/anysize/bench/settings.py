@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from anysize.bench.sizes import draw_sizes, folder_sizes
-from anysize.config import ModelConfig, check_model
+from anysize.config import DeviceName, ModelConfig, check_model
 from anysize.errors import ConfigError
 from anysize.geometry import Size
 
@@ -39,7 +39,7 @@ class BenchSettings:
     images_per_step: int
     rounds: int
     precision: Precision
-    device: Literal["auto", "cpu", "cuda"]
+    device: DeviceName
     full: bool
     peers: Path | None
 
@@ -53,7 +53,7 @@ def bench_settings(
     rounds: int | None,
     images_per_step: int,
     precision: Precision,
-    device: Literal["auto", "cpu", "cuda"],
+    device: DeviceName,
     full: bool,
     peers: Path | None,
 ) -> BenchSettings:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import get_args
 
 from rich.console import Console
 
-if TYPE_CHECKING:
-    pass
+from anysize.config import DeviceName
 
 
 def verb(
@@ -41,7 +40,7 @@ def computing_options(parser: argparse.ArgumentParser) -> None:
     """Adds `--device` and `--precision`."""
     parser.add_argument(
         "--device",
-        choices=("auto", "cpu", "cuda"),
+        choices=get_args(DeviceName),
         default="auto",
         help="where to compute; auto takes a GPU where there is one",
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from anysize.cli.output import say
 
 if TYPE_CHECKING:
+    from anysize.config import DeviceName
     from anysize.models.weights_file import Weights
 
 
@@ -21,9 +22,7 @@ def trust_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_weights_of(
-    path: Path, device: Literal["auto", "cpu", "cuda"], *, trust_net: bool = False
-) -> Weights:
+def load_weights_of(path: Path, device: DeviceName, *, trust_net: bool = False) -> Weights:
     """The net of a run folder or a weights file, on a device; says what is odd about it."""
     from anysize.device import select_device
     from anysize.models.weights_file import load_weights, weights_path

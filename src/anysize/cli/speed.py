@@ -6,13 +6,13 @@ import argparse
 import json
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
 from anysize.cli.output import print_table, require_writable, say
 from anysize.cli.parsing import verb
-from anysize.config import UNITS
+from anysize.config import UNITS, DeviceName
 from anysize.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
     )
     bench.add_argument("--base-depth", type=int, default=64, help="channels of the stem")
     bench.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute"
+        "--device", choices=get_args(DeviceName), default="auto", help="where to compute"
     )
     bench.add_argument(
         "--precision", choices=("bf16", "float32"), default="bf16", help="that the arms compute in"
