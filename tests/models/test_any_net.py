@@ -97,7 +97,7 @@ def test_a_norm_behind_global_pooling_takes_moving_statistics_for_one_image():
         (f"{HERE}:SmallUnet", {"num_classes": 4}, ConfigError, r"gives \(1, 4, 256, 256\)"),
         (f"{HERE}:two_classes", {}, ConfigError, "but there are 3 classes"),
         (f"{HERE}:broken", {}, ConfigError, r"no such layer \(small_nets.py, line \d+\)"),
-        (f"{HERE}:number", {}, ConfigError, "gives int, no net"),
+        (f"{HERE}:number", {}, ConfigError, "returns int, not a net"),
         (f"{HERE}:a_net", {}, ConfigError, "is a net, not a function"),
         (f"{HERE}:F", {}, ConfigError, "is module, not a function"),
         (f"{HERE}:Lister", {}, UnsupportedNetError, "returns 1 values"),
@@ -169,7 +169,7 @@ CONV = {"in_channels": 3, "out_channels": 3, "kernel_size": 3, "padding": 1}
 
 
 def start(model, path, names, config=UNET):
-    return start_from(model, path, config, classes_of(*names))
+    return start_from(model, path, config, classes_of(*names), "multiclass")
 
 
 def test_a_run_starts_from_a_state_dict_of_its_net(tmp_path):

@@ -114,10 +114,10 @@ def test_control_batch_norm_of_the_canvas_differs(monkeypatch, broken):
     assert differences(PADDED)["outputs"] > 1e-3
 
 
-def _of_canvas(x, weight, bias, mask, epsilon):
+def _of_canvas(x, weight, bias, mask, epsilon, *ranks):
     everything = ops.LevelMask(Canvas(len(x), *x.shape[2:]), [])
     everything.strips, everything.num_valid = [], len(x) * x.shape[2] * x.shape[3]
-    return ops.valid_batch_norm(x, weight, bias, everything, epsilon)
+    return ops.valid_batch_norm(x, weight, bias, everything, epsilon, *ranks)
 
 
 def _without_gradient_of_statistics(affine):
