@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anysize.config import AugmentConfig
-from anysize.data.transforms import Draw, apply_draw, draw, largest_size, no_augmentation
+from anysize.data.transforms import (
+    Draw,
+    apply_draw,
+    draw,
+    draw_image,
+    draw_joints,
+    largest_size,
+    no_augmentation,
+)
 from anysize.geometry import Rect, Size
 
 ALL = AugmentConfig(
@@ -234,3 +242,32 @@ def test_colour_of_many_bands():
     np.testing.assert_array_equal(image, bands)
     image, _ = apply_draw(dataclasses.replace(plain, brightness=100.0), bands, mask)
     assert image.max() == 65535
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize("crop", [None, Rect(0, 3, 5, 20, 31)])
+def test_joints_stay_on_their_pixels_and_pairs_swap(crop, mirror):
+    """A bright pixel for each joint, which is there after the same was done to the image."""
+    size = Size(30, 41)
+    joints = np.array([[(8.0, 7.0), (30.0, 11.0), (20.0, 5.0)]])
+    drawn = geometric(size, crop=crop, mirror=mirror)
+    image = np.zeros((*size, 3), np.uint8)
+    for j, (x, y) in enumerate(joints[0]):
+        image[int(y), int(x)] = 50 * (j + 1)
+    moved = draw_joints(drawn, joints, size, pairs=((0, 1),))[0]
+    after = draw_image(drawn, image)
+    values = [int(after[int(y), int(x), 0]) for x, y in moved]
+    assert values == ([100, 50, 150] if mirror else [50, 100, 150])
+    assert joints[0, 0].tolist() == [8.0, 7.0]  # The samples' own are left alone.
+
+
+def test_scaled_joints_are_those_of_pose_tensorflow():
+    size, joints = Size(101, 83), np.array([[(10.0, 20.0), (np.nan, np.nan)]])
+    config = AugmentConfig(min_scale=0.87, max_scale=0.87)
+    drawn = draw(config, size, seed=0, epoch=0, index=0)
+    plain = dataclasses.replace(drawn, mirror=False)
+    found = draw_joints(plain, joints, size, ())
+    np.testing.assert_allclose(found[0, 0], (8.7, 17.4))
+    assert np.isnan(found[0, 1]).all()
+    found = draw_joints(dataclasses.replace(drawn, mirror=True), joints, size, ())
+    np.testing.assert_allclose(found[0, 0], (0.87 * (83 - 10 - 1), 17.4))

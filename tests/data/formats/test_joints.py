@@ -1,15 +1,23 @@
 """Joints from our CSV, COCO, DeepLabCut and a .mat list: the same people from each, and faults."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from anysize.config import DataConfig
+from anysize.config import AugmentConfig, DataConfig, PixelConvention
+from anysize.data.batch import cut_out
 from anysize.data.formats.joints import joints_of, read_joint_names
+from anysize.data.joints import JointMaps, joint_targets
+from anysize.data.loader import load_steps
 from anysize.data.samples import read_folder, scan_folder
+from anysize.data.transforms import draw
 from anysize.errors import DataError
+from anysize.geometry import Canvas, NetGeometry, padded_batch
+from anysize.images.decode import decode_image
+from anysize.planning.packing import Pass, Step
 
 NAMES = ("nose", "left_ear", "right_ear")
 TOML = """
@@ -213,7 +221,40 @@ def test_joints_of_a_turned_image_are_turned_where_the_settings_say_so(root, ori
     (root / "joints.csv").write_text("image,joint,x,y\na.png,nose,33,5\n")
     data = DataConfig(root=str(root), mask_orientation="apply")
     (sample,) = read_folder(root, data, "joints").samples
-    from anysize.images.decode import decode_image
-
     (x, y) = joints_of(sample, 3)[0, 0]
     assert decode_image(sample.image, 3)[int(y), int(x), 0] == 255
+
+
+def test_what_the_loader_gives_is_what_the_targets_of_the_drawn_joints_are(root):
+    as_csv(root)
+    folder = read_folder(root, DataConfig(root=str(root)), "joints")
+    geometry, config = NetGeometry(16), AugmentConfig(min_scale=1.3, max_scale=1.3)
+    draws = [
+        dataclasses.replace(draw(config, s.size, seed=0, epoch=0, index=i), mirror=i == 0)
+        for i, s in enumerate(folder.samples)
+    ]
+    layout = padded_batch([d.out_size for d in draws], Canvas(2, 64, 64), geometry)
+    (loaded,) = load_steps(
+        folder.samples,
+        [Step((Pass(layout, (0, 1)),))],
+        draws,
+        classes=folder.classes,
+        geometry=geometry,
+        loss_at="cells",
+        pixels=PixelConvention(),
+        num_threads=1,
+        prefetch_steps=1,
+        joint_maps=JointMaps("gaussians", 9.0),
+    )
+    (batch,) = loaded.batches
+    for i, (sample, drawn) in enumerate(zip(folder.samples, draws, strict=True)):
+        joints = np.array(PEOPLE[sample.image.name]) * 1.3
+        if i == 0:
+            joints = joints[:, [0, 2, 1]]
+            joints[..., 0] = 1.3 * (sample.size.width - 1) - joints[..., 0]
+        wanted = joint_targets(
+            joints, drawn.out_size, geometry, maps="gaussians", radius=1.3 * 9, ignore_index=255
+        )
+        found = cut_out(batch.target, batch.rects[i]).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert (batch.target[:, 0, -1] == 255).all()
