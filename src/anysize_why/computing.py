@@ -101,6 +101,8 @@ def _made(record: Record) -> str:
 def find_compiling(record: Record) -> Found:
     """The compiler at work after the first step."""
     cost = record.stage_s("compiling")
+    if record.facts.get("fallback"):
+        return _fallback(record), []
     steps = [i for i, step in enumerate(record.steps) if step["compiles"]]
     if not steps:
         return [], []
@@ -135,6 +137,23 @@ def find_compiling(record: Record) -> Found:
             "compiler",
         )
     ], []
+
+
+def _fallback(record: Record) -> list[Finding]:
+    """The compiler has met its limit, so later shapes or flags run as if nothing were compiled."""
+    cost = record.stage_s("compiling")
+    return [
+        Finding(
+            cause="torch.compile has given up: recompile limit",
+            cost_s=cost,
+            evidence=f"the compiler said: {record.facts['fallback']}; {cost:.2f} s went into "
+            "compiling, and what came later ran uncompiled",
+            change="bring the inputs onto a few planned shapes (`anysize plan`, exact), let one "
+            "graph serve all (`torch.compile(dynamic=True)`), or do not compile",
+            gain=f"{cost:.2f} s of {record.wall_s:.2f} s in the compiler, and what a compiled step "
+            "saves, which was not measured",
+        )
+    ]
 
 
 def find_channels_last(record: Record) -> Found:

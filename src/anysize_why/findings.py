@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Finding", "Verdict", "WhyError", "format_verdict", "to_json", "verdict"]
+__all__ = ["Finding", "Verdict", "WhyError", "format_verdict", "in_units", "to_json", "verdict"]
 
 
 class WhyError(Exception):
@@ -112,6 +112,15 @@ def format_verdict(found: Verdict, *, over: Literal["epoch", "measurement"]) -> 
     if found.not_measured:
         lines.append(f"Not measured: {found.not_measured}.")
     return "\n".join(lines)
+
+
+def in_units(seconds: float) -> str:
+    """Seconds, milliseconds or microseconds, with three digits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 0.9995:
+            value = seconds * scale
+            return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
+    return f"{1e6 * seconds:.0f} µs"
 
 
 def to_json(found: Verdict) -> dict[str, Any]:

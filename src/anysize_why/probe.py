@@ -14,6 +14,7 @@ import builtins
 import functools
 import json
 import linecache
+import logging
 import os
 import resource
 import signal
@@ -32,7 +33,7 @@ from anysize_why.cores import num_cores
 from anysize_why.forwards import MAX_SWITCH_STEPS, Forwards
 from anysize_why.places import Sampler, own_places, sources_with
 from anysize_why.reads import SYNC_STEPS, Reads
-from anysize_why.running import AfterTorch, StopScript, run_script
+from anysize_why.running import AfterTorch, StopScript, find_module, run_script
 from anysize_why.stages import AFTER_BACKWARD, BETWEEN, LOSS, Clock, with_evaluation
 from anysize_why.subject import (
     Subject,
@@ -44,7 +45,10 @@ from anysize_why.subject import (
 from anysize_why.switches import read_switches
 from anysize_why.workers import LoaderWatch
 
-__all__ = ["Options", "Probe", "main"]
+__all__ = ["MODULE", "Options", "Probe", "main"]
+
+MODULE = "-m "
+"""What stands before the name of a module that is run instead of a script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,20 @@ class Row:
     counts_syncs: bool = False
 
 
+class _Fallback(logging.Handler):
+    """Hears the compiler say that it has compiled too often and goes on without."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Notes the line that names the limit."""
+        text = record.getMessage()
+        if "recompile_limit" in text or "cache_size_limit" in text:
+            self.said = text.strip().splitlines()[0][:200]
+
+
 class Probe:
     """All that is hooked into PyTorch, and the rows that come of it."""
 
@@ -113,6 +131,7 @@ class Probe:
         self.reserved_at_first = 0
         self.handles: list[Any] = []
         self.unlisten: Callable[[], None] | None = None
+        self.fallback = _Fallback()
         self.stopping = False
         self.graphs_at_first = 0
 
@@ -379,10 +398,13 @@ class Probe:
         handler = getattr(sys.modules["torch._dynamo.callback"], "callback_handler", None)
         if handler is None:
             return
+        log = logging.getLogger("torch._dynamo")
+        log.addHandler(self.fallback)
         handler.register_start_callback(self._compiler_began)
         handler.register_end_callback(self._compiler_ended)
 
         def unlisten() -> None:
+            log.removeHandler(self.fallback)
             handler.remove_start_callback(self._compiler_began)
             handler.remove_end_callback(self._compiler_ended)
 
@@ -469,6 +491,7 @@ class Probe:
                 for (file, line, via), looks in self.watch.lines.most_common(20)
             ],
             "call_lines": self.call_lines,
+            "fallback": self.fallback.said,
             "sources": sources_with(".microseconds", ".seconds", but=self.script),
             "switches": dict(self.subject.switches),
             "made": {
@@ -513,9 +536,12 @@ def main(arguments: list[str]) -> None:
     options = Options(
         int(num_steps), float(seconds), float(controls_s), int(record), float(least_s)
     )
-    probe = Probe(options, Path(script))
+    spec = find_module(script.removeprefix(MODULE)) if script.startswith(MODULE) else None
+    path = Path(spec.origin if spec and spec.origin else script)
+    probe = Probe(options, path)
+    probe.write("script", path=str(path))
     sys.meta_path.insert(0, AfterTorch(probe.install))
-    code = run_script(Path(script), arguments[6:])
+    code = run_script(path, arguments[6:], spec)
     if os.getpid() != probe.pid:
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):

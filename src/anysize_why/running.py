@@ -6,13 +6,15 @@ import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
+import linecache
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["AfterTorch", "StopScript", "run_script"]
+__all__ = ["AfterTorch", "StopScript", "find_module", "run_script", "script_text"]
 
 
 class StopScript(BaseException):
@@ -51,20 +53,66 @@ class AfterTorch(importlib.abc.MetaPathFinder):
         return spec
 
 
-def run_script(script: Path, arguments: list[str]) -> int:
-    """Runs a script as `python SCRIPT.py` would; its error is shown, its exit code returned."""
-    sys.argv = [str(script), *arguments]
+def find_module(name: str) -> importlib.machinery.ModuleSpec:
+    """What `python -m NAME` would run; the folder that it is called from comes first.
+
+    Raises:
+        SystemExit: There is no such module.
+    """
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ImportError:
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise SystemExit(f"No module named {name} that can be run, from {Path.cwd()} on.")
+    return spec
+
+
+def script_text(path: Path) -> str:
+    """The text of a script; of a notebook its code cells, without magic commands."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix != ".ipynb":
+        return text
+    lines: list[str] = []
+    for cell in json.loads(text).get("cells", []):
+        code = "".join(cell["source"]) if cell.get("cell_type") == "code" else ""
+        if not code.lstrip().startswith("%%"):
+            lines += [f"# {x}" if x.lstrip()[:1] in ("%", "!") else x for x in code.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def run_script(
+    script: Path, arguments: list[str], spec: importlib.machinery.ModuleSpec | None = None
+) -> int:
+    """Runs a script as `python SCRIPT.py` would; its error is shown, its exit code returned.
+
+    Args:
+        script: A file of Python, or a notebook.
+        arguments: Of the script.
+        spec: Of the module, where it is run as `python -m` would.
+    """
     path = str(script.resolve())
-    if not getattr(sys.flags, "safe_path", False):
+    sys.argv = [path if spec else str(script), *arguments]
+    if not (spec or getattr(sys.flags, "safe_path", False)):
         sys.path.insert(0, str(Path(path).parent))
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__dict__["__builtins__"] = builtins
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     module.__dict__["__cached__"] = None
+    if spec:
+        module.__spec__, module.__package__ = spec, spec.parent
     sys.modules["__main__"] = module
+    source: str | bytes = script.read_bytes()
+    if script.suffix == ".ipynb":
+        source = script_text(script)
+        module.__dict__["display"] = print
+        linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     try:
-        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        code = compile(source, path, "exec", dont_inherit=True)
         exec(code, module.__dict__)
     except StopScript:
         return 0

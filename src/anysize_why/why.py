@@ -20,13 +20,18 @@ from typing import IO, Any
 
 from anysize_why.causes import judge
 from anysize_why.counts import counts_json
-from anysize_why.findings import Verdict, WhyError, format_verdict, to_json
+from anysize_why.findings import Verdict, WhyError, format_verdict, in_units, to_json
+from anysize_why.probe import MODULE
 from anysize_why.record import Record
+from anysize_why.running import script_text
 
 __all__ = ["Watched", "before_and_after", "describe", "explain", "watch", "watched_json"]
 
 NUM_STEPS, LEAST_S = 60, 5.0
 """Optimiser steps and seconds for which a script is watched unless told otherwise."""
+
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun", "jupyter")
+"""Programs that start a script in processes of their own."""
 
 GRACE_S = 10.0
 """Time that a script has to end once it was stopped, and again after SIGTERM."""
@@ -70,6 +75,7 @@ def watch(
     num_steps: int | None = None,
     seconds: float = 120.0,
     controls: bool = True,
+    module: bool = False,
 ) -> Watched:
     """Runs a script for some optimiser steps, or some seconds after the first.
 
@@ -78,13 +84,19 @@ def watch(
         arguments: Of the script.
         num_steps: Optimiser steps, with the first; by default 60, and as many as 5 s hold.
         seconds: Most seconds after the first step.
+        module: Whether `script` is the name of a module, as for `python -m`.
         controls: Whether a copy of the net is tried when the steps are over.
 
     Raises:
         WhyError: There is no such script, or nothing is asked for.
     """
-    if not script.is_file():
-        raise WhyError(f"{script} is not there. Give the script as you would give it to python.")
+    if not (module or script.is_file()):
+        raise WhyError(
+            f"{script} starts processes of its own, and `why` watches one. Give the script that "
+            "it would start; a step takes the same there but for the exchange between processes."
+            if script.name in LAUNCHERS
+            else f"{script} does not exist. Give the script as you would give it to python."
+        )
     steps = NUM_STEPS if num_steps is None else num_steps
     if steps < 2 or seconds <= 0:
         raise WhyError(
@@ -97,7 +109,7 @@ def watch(
         command = [
             *(sys.executable, "-c", _BOOTSTRAP),
             *(str(file.fileno()), str(steps), str(seconds), str(least_s)),
-            *(str(controls_s), str(script)),
+            *(str(controls_s), f"{MODULE}{script}" if module else str(script)),
             *arguments,
         ]
         began = time.monotonic()
@@ -194,7 +206,7 @@ def _watched(script: Path, code: int, lines: list[dict[str, Any]], *, killed: bo
         ended = "stopped"
     else:
         ended, code = "by itself", code if code >= 0 else 128 - code
-    path = script.resolve()
+    path = Path(by_kind.get("script", {}).get("path", script)).resolve()
     return Watched(
         script=script,
         code=code,
@@ -202,7 +214,7 @@ def _watched(script: Path, code: int, lines: list[dict[str, Any]], *, killed: bo
         first_step_s=by_kind.get("first step", {}).get("seconds"),
         record=Record(
             script=str(path),
-            source=path.read_text(encoding="utf-8", errors="replace"),
+            source=script_text(path) if path.is_file() else "",
             steps=steps,
             facts={
                 **_NOTHING_KNOWN,
@@ -290,8 +302,8 @@ def _before_and_after_in_words(watched: Watched, found: Verdict) -> str:
     what = "images" if all(len(shape) == 4 for shape in shapes) else "samples"
     before, after = seconds
     return (
-        f"\n100 {what} take {before:.1f} s; after the change of finding 1, {after:.1f} s "
-        "are expected."
+        f"\n100 {what} take {in_units(before)}; after the change of finding 1, {in_units(after)} "
+        f"are expected: {before / max(after, 1e-9):.1f} times as fast."
     )
 
 

@@ -1,6 +1,8 @@
 import json
 
-from anysize_why.findings import Finding, format_verdict, to_json, verdict
+import pytest
+
+from anysize_why.findings import Finding, format_verdict, in_units, to_json, verdict
 
 
 def finding(cause, cost_s, **more):
@@ -39,3 +41,12 @@ def test_the_json_is_plain():
     table = json.loads(json.dumps(to_json(found)))
     assert table["findings"][0]["settings"] == [["plan.max_canvases", 16]]
     assert table["healthy"] is False
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(636.5, "636 s"), (13.24, "13.2 s"), (1.2, "1.20 s"), (0.0314, "31.4 ms"),
+     (0.0009999, "1.00 ms"), (0.00042, "420 µs")],
+)  # fmt: skip
+def test_seconds_are_said_in_a_unit_that_shows_them(seconds, said):
+    assert in_units(seconds) == said

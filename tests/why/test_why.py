@@ -57,7 +57,7 @@ def run_why(*arguments, **more):
 def test_a_script_that_is_not_there_is_an_error_before_anything_runs(tmp_path):
     done = run_why(tmp_path / "no.py")
     assert done.returncode == 2
-    assert "no.py is not there" in done.stderr
+    assert "no.py does not exist" in done.stderr
     with pytest.raises(WhyError, match="at least 2 steps"):
         watch(written(tmp_path, ""), num_steps=1)
     done = run_why("--json", tmp_path / "no" / "a.json", written(tmp_path, ""))

@@ -11,7 +11,7 @@ from tests.why.planted import PLANTS, RECORDS, recorded, script_of, without_cont
 from anysize_why.causes import judge
 from anysize_why.counting import parse_log
 from anysize_why.counts import counts, counts_json
-from anysize_why.findings import WhyError
+from anysize_why.findings import WhyError, in_units
 from anysize_why.own_clock import Timed, intervals, shown_by, stages_within, suspects
 from anysize_why.page import page
 from anysize_why.reads import Reads
@@ -512,7 +512,8 @@ def test_a_verdict_says_what_100_images_take_before_and_after_the_change():
     assert before - after == pytest.approx(100 * found.findings[0].cost_s / samples)
     what = "images" if len(record.steps[0]["shape"]) == 4 else "samples"
     said = describe(watched("recompiling", record), found)
-    assert f"100 {what} take {before:.1f} s; after the change of finding 1, {after:.1f} s" in said
+    assert f"100 {what} take {in_units(before)}; after the change of finding 1, " in said
+    assert f"{in_units(after)} are expected: {before / after:.1f} times as fast." in said
     assert said.splitlines()[-1] in page(watched("recompiling", record), found)
     healthy = recorded("healthy")
     assert before_and_after(watched("healthy", healthy), judge(healthy)) is None

@@ -52,7 +52,10 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "anysize why train.py",
         "anysize why --steps 200 --html why.html train.py --lr 0.1",
     )
-    why.add_argument("script", type=Path, metavar="SCRIPT.py")
+    why.add_argument("script", type=Path, metavar="SCRIPT.py", help="or a notebook, .ipynb")
+    why.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"
+    )
     why.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
@@ -131,7 +134,13 @@ def _why(parsed: argparse.Namespace, console: Console) -> int:
         if report is not None and not report.absolute().parent.is_dir():
             raise ConfigError(f"{report}: its folder does not exist; create it first.")
     reports = {name: path.absolute() for name in ("json", "html") if (path := vars(parsed)[name])}
-    watched = watch(parsed.script, parsed.arguments, num_steps=parsed.steps, seconds=parsed.seconds)
+    watched = watch(
+        parsed.script,
+        parsed.arguments,
+        num_steps=parsed.steps,
+        seconds=parsed.seconds,
+        module=parsed.module,
+    )
     try:
         found = explain(watched)
     except WhyError as error:
