@@ -33,7 +33,7 @@ from anysize_why.cores import num_cores
 from anysize_why.forwards import MAX_SWITCH_STEPS, Forwards
 from anysize_why.places import Sampler, own_places, sources_with
 from anysize_why.reads import SYNC_STEPS, Reads
-from anysize_why.running import AfterTorch, StopScript, find_module, run_script
+from anysize_why.running import MODULE, AfterTorch, StopScript, find_module, run_script
 from anysize_why.stages import AFTER_BACKWARD, BETWEEN, LOSS, Clock, with_evaluation
 from anysize_why.subject import (
     Subject,
@@ -45,10 +45,7 @@ from anysize_why.subject import (
 from anysize_why.switches import read_switches
 from anysize_why.workers import LoaderWatch
 
-__all__ = ["MODULE", "Options", "Probe", "main"]
-
-MODULE = "-m "
-"""What stands before the name of a module that is run instead of a script."""
+__all__ = ["Options", "Probe", "main"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["AfterTorch", "StopScript", "find_module", "run_script", "script_text"]
+__all__ = ["MODULE", "AfterTorch", "StopScript", "find_module", "run_script", "script_text"]
+
+MODULE = "-m "
+"""What stands before the name of a module that is run instead of a script."""
 
 
 class StopScript(BaseException):

@@ -108,8 +108,7 @@ def _excess_s(record: Record) -> float | None:
 def find_slowing(record: Record) -> Found:
     """Steps that become slower: the first third against the last."""
     steps = [s for s in record.steps if not s["counts_syncs"] and not s["compiles"]]
-    third = len(steps) // 3
-    if third < 4 or len({tuple(step["shape"] or ()) for step in steps}) > 1:
+    if len({tuple(step["shape"] or ()) for step in steps}) > 1:
         return [], []
     usual = [s for s in steps if not any(s["stages"].get(g) for g in ("evaluation", "checkpoint"))]
     early, late = usual[: len(usual) // 3], usual[-(len(usual) // 3) :]
@@ -118,7 +117,9 @@ def find_slowing(record: Record) -> Found:
     before = statistics.median([s["wall_s"] for s in early])
     after = statistics.median([s["wall_s"] for s in late])
     # A busy machine slows some steps: here nearly each late one is slower than nearly each early.
-    clear = _low([s["wall_s"] for s in late]) > sorted(s["wall_s"] for s in early)[3 * third // 4]
+    clear = (
+        _low([s["wall_s"] for s in late]) > sorted(s["wall_s"] for s in early)[3 * len(early) // 4]
+    )
     cpu = [statistics.median([s["cpu_s"] for s in part]) for part in (early, late)]
     grown = {
         stage: statistics.median([s["stages"].get(stage, 0.0) for s in late])

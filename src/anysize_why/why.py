@@ -21,9 +21,8 @@ from typing import IO, Any
 from anysize_why.causes import judge
 from anysize_why.counts import counts_json
 from anysize_why.findings import Verdict, WhyError, format_verdict, in_units, to_json
-from anysize_why.probe import MODULE
 from anysize_why.record import Record
-from anysize_why.running import script_text
+from anysize_why.running import MODULE, script_text
 
 __all__ = ["Watched", "before_and_after", "describe", "explain", "watch", "watched_json"]
 
