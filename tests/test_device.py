@@ -121,3 +121,19 @@ def test_float32_means_float32_unless_tf32_is_asked_for():
     select_device("cpu")
     allowed = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     assert allowed == (False, "highest")
+
+
+def test_each_rank_takes_the_gpu_of_its_number(monkeypatch):
+    torchrun = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "a"}
+    for name, value in {**torchrun, "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert select_device("auto") == torch.device("cuda", 1)
+    assert taken == [1]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(DeviceError, match="Rank 1 of this machine has no GPU of its own"):
+        select_device("auto")
+    assert select_device("cpu").type == "cpu"

@@ -74,7 +74,9 @@ def select_device(name: DeviceName) -> torch.device:
         )
     if not available or name == "cpu":
         return torch.device("cpu")
-    local = int(os.environ["LOCAL_RANK"]) if launched_ranks() > 1 else 0  # noqa: TID251
+    if launched_ranks() == 1:
+        return torch.device("cuda")
+    local = int(os.environ["LOCAL_RANK"])  # noqa: TID251
     if local >= torch.cuda.device_count():
         raise DeviceError(
             f"Rank {local} of this machine has no GPU of its own: PyTorch finds "
