@@ -4,11 +4,14 @@
 net but its contract, so that a new one is held to it by one line in `NETS`.
 """
 
+import dataclasses
+
 import pytest
 import torch
 
 from anysize.config import ModelConfig
 from anysize.data.batch import cut_out
+from anysize.errors import ShapeError
 from anysize.geometry import (
     NO_ROOM,
     Canvas,
@@ -56,6 +59,24 @@ NETS = {
         **TORCHVISION,
     )
 }
+OTHERS = {
+    "a U-Net of another package": ModelConfig(
+        net="tests.models.small_nets:SmallUnet", arguments={"width": 4}
+    ),
+    "a net with pooling to 2x2": ModelConfig(net="tests.models.small_nets:Pyramid"),
+}
+"""Nets that `model.net` names; those of the libraries are proven by `make prove-peers`."""
+
+ELSEWHERE = {
+    "depth": "units, by a name",
+    "num_channels": "of the first convolution only",
+    "norm_decay": "of the moving statistics only",
+    "loss_at": "of the loss; see test_losses.py",
+    "part_maps": "of the loss",
+    "intermediate": "a second head; see test_joints.py",
+}
+"""Keys of `[model]` that do not change what is compared here."""
+
 SIZES = [Size(33, 47), Size(70, 21), Size(16, 30), Size(25, 90)]
 
 
@@ -126,10 +147,11 @@ def padded(geometry, canvas):
 
 
 @pytest.mark.parametrize("at_full_resolution", [False, True])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", NETS | OTHERS)
 def test_every_net_is_exact(name, at_full_resolution):
-    net = net_of(NETS[name])
-    assert net.geometry == geometry_of(NETS[name])
+    config = (NETS | OTHERS)[name]
+    net = net_of(config)
+    assert net.geometry == geometry_of(config)
     layouts = [padded(net.geometry, Canvas(4, 128, 128))]
     assert differences(net, layouts, at_full_resolution=at_full_resolution) < 1e-12
     if net.geometry.mosaic:
@@ -149,6 +171,25 @@ def test_control_a_gutter_one_cell_short(name, monkeypatch):
     )
     layouts = [(mosaic(short), [0, 1, 2, 3])]
     assert differences(net, layouts, at_full_resolution=False) > 1e-6
+
+
+def test_every_key_of_a_net_is_varied_here_or_said_to_change_nothing():
+    varied = {
+        field.name
+        for config in (NETS | OTHERS).values()
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    }
+    keys = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert keys - varied - {"arguments"} == set(ELSEWHERE)
+
+
+def test_control_another_package_net_with_a_gutter_one_cell_short_is_refused():
+    net = net_of(OTHERS["a U-Net of another package"])
+    geometry = dataclasses.replace(net.geometry, gutter=0)
+    layouts = [(mosaic(geometry), [0, 1, 2, 3])]
+    with pytest.raises(ShapeError):
+        differences(net, layouts, at_full_resolution=False)
 
 
 def test_reach_follows_from_the_units():
