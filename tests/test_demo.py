@@ -13,12 +13,12 @@ from anysize.demo import (
     LAKE,
     LAND,
     SEA,
+    Crop,
     World,
     area_vote,
     colour_lookup_baseline,
     draw_crops,
     majority_of_colours,
-    place_of,
     prepare_data,
     read_split,
     read_world,
@@ -27,7 +27,7 @@ from anysize.demo import (
     write_run_toml,
 )
 from anysize.errors import DataError
-from anysize.geometry import Canvas, NetGeometry, Rect, Size
+from anysize.geometry import Canvas, NetGeometry, Size
 from anysize.planning.canvases import Plan, write_plan
 
 COLOUR_OF = np.array([(10, 20, 90), (90, 80, 30), (5, 5, 5)], np.uint8)
@@ -121,78 +121,50 @@ def striped_mask(monkeypatch):
     return mask
 
 
-def corners(crop):
-    """South, north, west and east of a crop, in degrees."""
-    top, left = crop.top / 6, crop.left / 6
-    return 90 - top - crop.height / 6, 90 - top, left - 180, left + crop.width / 6 - 180
-
-
-def split_at(north, east):
-    """The split of a place by the rule that `SPLITS` states, and its distance from the edges."""
-    row, column = (65 - north) / 15, (east + 180) / 15
-    to_edge = min(15 * min(x % 1, 1 - x % 1) for x in (row, column))
-    colours = {0: "test", 1: "val"}
-    return colours.get((int(row) + 2 * int(column)) % 5, "train"), to_edge
-
-
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_crops_keep_to_the_blocks_of_their_split_and_differ_in_size(striped_mask, split):
+def test_crops_keep_to_their_longitudes_and_differ_in_size(striped_mask):
     used = {Size(1, 1)}
-    crops = draw_crops(striped_mask, split, 80, used, np.random.default_rng(1))
-    sizes = [Size(c.height, c.width) for c in crops]
-    assert len(set(sizes)) == 80
-    assert used == {Size(1, 1), *sizes}
-    blocks = set()
-    for crop, size in zip(crops, sizes, strict=True):
-        assert 1400 < size.pixels < 3100
-        assert 0.49 < size.height / size.width < 2.05
-        south, north, west, east = corners(crop)
-        places = [split_at(n, e) for n in (north - 0.01, south + 0.01) for e in (west, east - 0.01)]
-        assert {place[0] for place in places} == {split}
-        assert min(place[1] for place in places) > 0.45, "nearer than the margin"
-        assert east - west < 15
-        blocks.add((int((65 - north) / 15), int((west + 180) / 15)))
-    assert len(blocks) > 10
-
-
-def test_no_neighbouring_blocks_are_both_for_the_test_or_for_validation():
-    for i in range(8):
-        for j in range(23):
-            here = split_at(65 - 15 * i - 7, 15 * j + 7 - 180)[0]
-            for below, right in ((1, 0), (0, 1)):
-                there = split_at(65 - 15 * (i + below) - 7, 15 * (j + right) + 7 - 180)[0]
-                assert here == "train" or here != there
-
-
-def test_no_crop_shows_the_caspian_sea(striped_mask, monkeypatch):
-    unused = Rect(0, 42 * 6, 226 * 6, 12 * 6, 17 * 6)
-    monkeypatch.setattr(demo, "UNUSED", unused)
-    for split in ("train", "val", "test"):
-        for crop in draw_crops(striped_mask, split, 150, set(), np.random.default_rng(1)):
-            south, north, west, east = corners(crop)
-            assert south >= 48 or north <= 36 or west >= 63 or east <= 46
+    degrees = ((-100, -50), (60, 110))
+    crops = draw_crops(striped_mask, degrees, 80, used, np.random.default_rng(1))
+    assert len(crops) == 80
+    assert len({c.size for c in crops}) == 80
+    assert used == {Size(1, 1), *(c.size for c in crops)}
+    for crop in crops:
+        assert 1400 < crop.size.pixels < 3100
+        assert 0.49 < crop.size.height / crop.size.width < 2.05
+        assert crop.top >= 25 * 6
+        assert crop.top + crop.size.height <= 150 * 6
+    edges = [(c.left, c.left + c.size.width) for c in crops]
+    in_first = sum(left >= 80 * 6 and right <= 130 * 6 for left, right in edges)
+    in_second = sum(left >= 240 * 6 and right <= 290 * 6 for left, right in edges)
+    assert in_first > 20
+    assert in_second > 20
+    assert in_first + in_second == 80
 
 
 def test_no_crop_is_all_sea(striped_mask):
     mask = np.full_like(striped_mask, SEA)
-    # In block (1, 11), for training.
-    mask[25 * 6 + 130 : 25 * 6 + 150, 1020:1070] = LAND
-    mask[25 * 6 + 130 : 25 * 6 + 134, 1020:1024] = LAKE
-    for crop in draw_crops(mask, "train", 10, set(), np.random.default_rng(0)):
-        assert (demo.cut(mask, crop) != SEA).mean() >= 0.02
+    mask[400:404, 400:404] = LAKE
+    mask[404:420, 400:450] = LAND
+    for crop in draw_crops(mask, ((-180, 0),), 10, set(), np.random.default_rng(0)):
+        window = mask[crop.top : crop.top + crop.size.height, crop.left :][:, : crop.size.width]
+        assert (window != SEA).mean() >= 0.02
 
 
 def test_some_crops_are_drawn_around_lakes(striped_mask):
     mask = np.full_like(striped_mask, LAND)
-    mask[280:282, 130:132] = LAKE  # In block (1, 1), for training.
-    crops = draw_crops(mask, "train", 60, set(), np.random.default_rng(0))
-    with_lake = [c for c in crops if (demo.cut(mask, c) == LAKE).any()]
+    mask[600:602, 600:602] = LAKE
+    crops = draw_crops(mask, ((-180, 180),), 60, set(), np.random.default_rng(0))
+    with_lake = [
+        c
+        for c in crops
+        if (mask[c.top : c.top + c.size.height, c.left :][:, : c.size.width] == LAKE).any()
+    ]
     assert 0.15 < len(with_lake) / len(crops) < 0.5
 
 
 def test_stem_says_where_a_crop_is():
-    assert place_of(Rect(0, 0, 0, 30, 30)) == "90N_180W"
-    assert place_of(Rect(0, 3000, 6000, 300, 600)) == "15S_030E"
+    assert Crop(top=0, left=0, size=Size(30, 30)).stem == "90N_180W"
+    assert Crop(top=3000, left=6000, size=Size(300, 600)).stem == "15S_030E"
 
 
 @pytest.fixture
@@ -211,7 +183,7 @@ def test_data_folder_holds_what_the_world_holds(data):
     classes, train, test = read_split(data)
     assert classes.names == ("sea", "land", "lake")
     assert (len(train), len(test)) == (7, 2)
-    assert (data / "val.txt").read_text().startswith("val_000")
+    assert (data / "val.txt").read_text().startswith("train_000")
     for sample in (*train, *test):
         image = np.asarray(Image.open(sample.image))
         mask = np.asarray(Image.open(sample.masks[0]))
