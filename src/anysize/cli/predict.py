@@ -16,6 +16,7 @@ from anysize.errors import ConfigError
 
 if TYPE_CHECKING:
     from anysize.predict.files import Labeller
+    from anysize.predict.versions import Versions
     from anysize.ranks import Ranks
 
 
@@ -38,6 +39,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         type=Path,
         help="any labelled folder: all its images, or those held out if it is the run's own, moved",
     )
+    _version_options(evaluate)
     computing_options(evaluate)
     trust_option(evaluate)
 
@@ -64,8 +66,27 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         action="store_true",
         help="joints of several people: every peak of confidence 0.2 or more, not told whose it is",
     )
+    _version_options(predict)
     computing_options(predict)
     trust_option(predict)
+
+
+def _version_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scales",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        metavar="S",
+        help="average over versions of the image of these scales, such as 0.75 1 1.25",
+    )
+    parser.add_argument("--mirror", action="store_true", help="average over mirrored versions too")
+
+
+def _versions(parsed: argparse.Namespace) -> Versions:
+    from anysize.predict.versions import Versions
+
+    return Versions(scales=tuple(parsed.scales), mirror=parsed.mirror)
 
 
 def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
@@ -81,6 +102,7 @@ def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
             load_weights_of(parsed.weights, parsed.device, trust_net=parsed.trust_net),
             data=parsed.data,
             precision=parsed.precision,
+            versions=_versions(parsed),
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
             say=lambda line: console.print(line, highlight=False, markup=False),
             ranks=ranks,
@@ -147,6 +169,8 @@ def _predict_joints(
     from anysize.predict.joint_files import joint_files
 
     assert isinstance(labeller, NetLabeller)
+    if parsed.mirror or parsed.scales != [1.0]:
+        raise ConfigError("--scales and --mirror are for nets of classes. Leave them out.")
     if parsed.probabilities:
         raise ConfigError("--probabilities is for nets of classes. Leave it out.")
     with progress_bar(console) as progress:
@@ -169,12 +193,14 @@ def _labeller(parsed: argparse.Namespace) -> Labeller:
         return NetLabeller(
             weights=load_weights_of(parsed.weights, parsed.device, trust_net=parsed.trust_net),
             precision=parsed.precision,
+            versions=_versions(parsed),
         )
     from anysize.onnx.file import open_onnx
 
-    if parsed.device == "cuda" or parsed.precision != "float32":
+    plain = parsed.precision == "float32" and parsed.scales == [1.0] and not parsed.mirror
+    if parsed.device == "cuda" or not plain:
         raise ConfigError(
-            f"{parsed.weights} runs on the CPU in float32. Leave out --device and --precision, or "
-            "predict with the run it was exported from."
+            f"{parsed.weights} runs on the CPU in float32, as it is. Leave out --device, "
+            "--precision, --scales and --mirror, or predict with the run it was exported from."
         )
     return open_onnx(parsed.weights)

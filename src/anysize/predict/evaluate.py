@@ -24,7 +24,7 @@ from anysize.config import (
     RunConfig,
     load_config,
 )
-from anysize.data.batch import cut_out
+from anysize.data.batch import Batch, cut_out
 from anysize.data.formats.joints import joints_of
 from anysize.data.loader import load_steps
 from anysize.data.record import RECORD_FILE, compare_with_record
@@ -40,6 +40,7 @@ from anysize.planning.packing import Pass, Step, pack
 from anysize.predict import metrics
 from anysize.predict.joints import JointScores, add_joints, joint_metrics, joints_table
 from anysize.predict.tiles import canvas_logits
+from anysize.predict.versions import ITSELF, Versions, averaged_probabilities
 from anysize.ranks import ALONE, Ranks
 
 WORTH_SAYING = 0.0005
@@ -63,6 +64,7 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     broken: dict[str, str] | None = None,
     ranks: Ranks = ALONE,
+    versions: Versions = ITSELF,
 ) -> dict[str, Any]:
     """Compares a net's labels with the masks, at full resolution; or joints with their labels.
 
@@ -80,6 +82,7 @@ def evaluate(
         broken: Takes images that cannot be read, by stem, with what is wrong; they do not count.
             Without it, the first of them is an error.
         ranks: That share the images; all get the result.
+        versions: Test-time augmentation; not for joints.
 
     Returns:
         What `multiclass_metrics` or `multilabel_metrics` of `anysize.predict.metrics` returns, and
@@ -93,6 +96,8 @@ def evaluate(
     """
     if not samples:
         raise DataError("There is no image to evaluate on. Check the split (`data.val`).")
+    if kind == "joints" and versions != ITSELF:
+        raise ConfigError("Joints are not found in several versions of an image. Leave them out.")
     if plan.geometry != model.geometry:
         raise ConfigError(
             f"The plan was made for {plan.geometry}, but the net has {model.geometry}. Make a plan "
@@ -124,8 +129,10 @@ def evaluate(
             with ranks.alike():
                 step = next(steps, None)
                 for batch in step.batches if step else ():
-                    images = canvas_logits(
-                        model, batch.pixels, batch.layout, precision=precision, at=at
+                    images = (
+                        canvas_logits(model, batch.pixels, batch.layout, precision=precision, at=at)
+                        if versions == ITSELF
+                        else _averaged(model, batch, kind, versions, plan, precision)
                     )
                     for logits, rect, stem in zip(images, batch.rects, batch.stems, strict=True):
                         target = cut_out(batch.target, rect).numpy()
@@ -148,6 +155,28 @@ def evaluate(
     )
     images = {stem: iou for told in ranks.gather(of_images) for stem, iou in told.items()}
     return {**result, "images": images}
+
+
+def _averaged(
+    model: Net,
+    batch: Batch,
+    kind: LabelKind,
+    versions: Versions,
+    plan: Plan,
+    precision: Precision,
+) -> list[torch.Tensor]:
+    """The logits of the mean probabilities of each image over its versions."""
+    return [
+        averaged_probabilities(
+            model,
+            batch.layout.crop(batch.pixels, i),
+            kind=kind,
+            versions=versions,
+            max_pixels=plan.max_pixels_per_step,
+            precision=precision,
+        ).logit(1e-7)
+        for i in range(len(batch.stems))
+    ]
 
 
 _Counts: TypeAlias = metrics.Confusion | metrics.ScoreHistograms | JointScores
@@ -209,6 +238,7 @@ def evaluate_run(
     precision: Precision = "float32",
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], object] = lambda _: None,
+    versions: Versions = ITSELF,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Evaluates weights on the images that a run held out, or on any other labelled folder.
@@ -221,6 +251,7 @@ def evaluate_run(
         precision: See `evaluate`.
         progress: See `evaluate`.
         say: Told which images are evaluated.
+        versions: See `evaluate`.
         ranks: See `evaluate`.
 
     Returns:
@@ -260,6 +291,7 @@ def evaluate_run(
         precision=precision,
         num_threads=config.train.loader_threads,
         progress=progress,
+        versions=versions,
         ranks=ranks,
     )
 

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from torch import Tensor
 
 from anysize.atomic_files import write_atomic
 from anysize.config import LabelKind, PixelConvention
 from anysize.data.classes import Classes
 from anysize.data.files import files_below
+from anysize.data.loader import normalise
 from anysize.data.pairing import passed_over
 from anysize.device import Precision, is_out_of_memory
 from anysize.errors import DataError, DeviceError, ShapeError
@@ -36,7 +39,9 @@ from anysize.predict.tiles import (
     Prediction,
     check_max_pixels,
     predict_image,
+    predict_tiled,
 )
+from anysize.predict.versions import ITSELF, Versions, averaged_probabilities
 from anysize.ranks import ALONE, Ranks
 
 OVERLAY_PIXELS = 1 << 26
@@ -103,10 +108,12 @@ class NetLabeller:
     Attributes:
         weights: The net, its classes and its pixel convention.
         precision: See `canvas_logits`.
+        versions: Test-time augmentation.
     """
 
     weights: Weights
     precision: Precision = "float32"
+    versions: Versions = ITSELF
 
     @property
     def classes(self) -> Classes:
@@ -132,6 +139,15 @@ class NetLabeller:
         self, image: np.ndarray | Rows, *, max_pixels: int, keep_probabilities: bool
     ) -> Prediction:
         """See `predict_image`."""
+        if self.versions != ITSELF:
+            return predict_tiled(
+                self._averaged,
+                image,
+                self.geometry,
+                kind=self.kind,
+                max_pixels=self.versions.tile_pixels(max_pixels),
+                keep_probabilities=keep_probabilities,
+            )
         return predict_image(
             self.weights.model,
             image,
@@ -140,6 +156,15 @@ class NetLabeller:
             max_pixels=max_pixels,
             precision=self.precision,
             keep_probabilities=keep_probabilities,
+        )
+
+    def _averaged(self, tile: np.ndarray) -> Tensor:
+        return averaged_probabilities(
+            self.weights.model,
+            torch.from_numpy(normalise(tile, self.pixels)).permute(2, 0, 1),
+            kind=self.kind,
+            versions=self.versions,
+            precision=self.precision,
         )
 
 
