@@ -244,6 +244,7 @@ class AugmentConfig:
         mirror: Mirror left and right with probability one half.
         brightness, contrast, saturation: A factor drawn uniformly from `1 - x` to `1 + x`.
         crop: (height, width) of a random crop of images larger than it; empty keeps the whole.
+        module: `package.module:function` that changes image and mask further; see docs/how-to.md.
     """
 
     min_scale: Factor = 1.0
@@ -253,6 +254,7 @@ class AugmentConfig:
     contrast: UpToOne = 0.0
     saturation: UpToOne = 0.0
     crop: tuple[Count, ...] = ()
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

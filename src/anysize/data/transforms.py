@@ -16,11 +16,20 @@ from PIL import Image, ImageEnhance
 
 from anysize.config import AugmentConfig
 from anysize.data.joints import Joints
+from anysize.data.own_augmentation import OwnDraw, draw_own
 from anysize.geometry import Rect, Size
 from anysize.images.decode import Pixels
 
 
-def draw(config: AugmentConfig, size: Size, *, seed: int, epoch: int, index: int) -> Draw:
+def draw(
+    config: AugmentConfig,
+    size: Size,
+    *,
+    seed: int,
+    epoch: int,
+    index: int,
+    num_channels: int = 3,
+) -> Draw:
     """Draws what is done to one image in one epoch.
 
     Args:
@@ -29,6 +38,10 @@ def draw(config: AugmentConfig, size: Size, *, seed: int, epoch: int, index: int
         seed: Of the run.
         epoch: From 0.
         index: The image's place among the training samples.
+        num_channels: Of the image, for `augment.module`.
+
+    Raises:
+        ConfigError: See `anysize.data.own_augmentation`.
     """
     # The last word keeps this stream apart from that of the order (seed, epoch): numpy fills a
     # short seed up with zeros.
@@ -59,6 +72,9 @@ def draw(config: AugmentConfig, size: Size, *, seed: int, epoch: int, index: int
         brightness=brightness,
         contrast=contrast,
         saturation=saturation,
+        own=draw_own(config.module, kept, num_channels, (seed, epoch, index, 2))
+        if config.module
+        else None,
     )
 
 
@@ -102,7 +118,8 @@ def apply_draw(
     columns = _nearest(draw.scaled.width, width)[rect.left : rect.left + rect.width]
     if draw.mirror:
         columns = columns[::-1]
-    return draw_image(draw, image), mask[..., rows[:, None], columns]
+    image, mask = draw_image(draw, image), mask[..., rows[:, None], columns]
+    return (image, mask) if draw.own is None else draw.own.apply(image, mask)
 
 
 def draw_image(draw: Draw, image: Pixels) -> Pixels:
@@ -210,6 +227,7 @@ class Draw:
         crop: What is kept of the rescaled image; None keeps all.
         mirror: Whether left and right are swapped.
         brightness, contrast, saturation: Factors, in this order; 1 changes nothing.
+        own: What `augment.module` does then.
     """
 
     factor: float
@@ -219,6 +237,7 @@ class Draw:
     brightness: float
     contrast: float
     saturation: float
+    own: OwnDraw | None = None
 
     @property
     def kept(self) -> Rect:
@@ -228,4 +247,6 @@ class Draw:
     @property
     def out_size(self) -> Size:
         """The size that reaches the net."""
+        if self.own is not None:
+            return self.own.size
         return Size(self.kept.height, self.kept.width)

@@ -275,6 +275,8 @@ def _with_class_weights(
     config: RunConfig, classes: Classes, samples: Sequence[Sample], console: Console
 ) -> RunConfig:
     weights = config.loss.class_weights
+    if config.augment.module and config.loss.labels == "joints":
+        raise ConfigError("`augment.module` is for masks, but the labels are joints. Leave it out.")
     if weights == "auto":
         if config.loss.labels == "joints":
             raise ConfigError(

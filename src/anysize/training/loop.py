@@ -287,9 +287,9 @@ def packed_epochs(
 
 def drawn_epoch(job: Job, epoch: int) -> tuple[list[Step], list[Draw]]:
     """Order, places and augmentation of an epoch: a pure function of the seed and the epoch."""
-    seed = job.config.train.seed
+    seed, channels = job.config.train.seed, job.config.model.num_channels
     draws = [
-        draw(job.config.augment, s.size, seed=seed, epoch=epoch, index=i)
+        draw(job.config.augment, s.size, seed=seed, epoch=epoch, index=i, num_channels=channels)
         for i, s in enumerate(job.train_samples)
     ]
     steps = epoch_steps(job.plan, [d.out_size for d in draws], seed=seed, epoch=epoch)

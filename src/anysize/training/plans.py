@@ -39,7 +39,10 @@ def plan_for(config: RunConfig, resumed_run: Path | None, sizes: Sequence[Size])
         images_per_step=config.plan.images_per_step,
         max_pixels_per_step=config.plan.max_pixels_per_step,
         max_canvases=most_canvases(config, drawn, num_images=len(sizes)),
-        must_fit=largest,
+        # A module's sizes are known as far as they are drawn only; later ones are hardly larger.
+        must_fit=[*largest, Size(*map(max, zip(*drawn, strict=True)))]
+        if config.augment.module
+        else largest,
     )
 
 
@@ -77,10 +80,17 @@ def training_sizes(config: RunConfig, base: Path) -> tuple[list[Size], list[Size
 def drawn_sizes(config: RunConfig, sizes: Sequence[Size]) -> list[Size]:
     """The images' own sizes, or those of a few epochs of augmentation."""
     augment = config.augment
-    if augment.min_scale == augment.max_scale == 1 and not augment.crop:
+    if augment.min_scale == augment.max_scale == 1 and not augment.crop and not augment.module:
         return list(sizes)
     return [
-        draw(augment, size, seed=config.train.seed, epoch=epoch, index=i).out_size
+        draw(
+            augment,
+            size,
+            seed=config.train.seed,
+            epoch=epoch,
+            index=i,
+            num_channels=config.model.num_channels,
+        ).out_size
         for epoch in range(PLANNED_EPOCHS)
         for i, size in enumerate(sizes)
     ]
