@@ -12,10 +12,9 @@ from anysize.config import (
     RunConfig,
     check_model,
     load_config,
-    to_toml,
 )
 from anysize.errors import ConfigError
-from anysize.tables import from_table
+from anysize.tables import from_table, to_toml
 
 SOURCE = Path(anysize.__file__).parent
 

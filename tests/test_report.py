@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from anysize.config import DataConfig, RunConfig, to_toml
+from anysize.config import DataConfig, RunConfig
 from anysize.errors import DataError
 from anysize.geometry import Canvas, NetGeometry, Size
 from anysize.planning.canvases import Plan, write_plan
 from anysize.report import _draw_sizes, _scores, loss_and_iou, sizes_and_canvases, write_report
+from anysize.tables import to_toml
 
 SIZES = [Size(40, 60), Size(60, 40), Size(50, 50)]
 

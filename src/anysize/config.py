@@ -594,33 +594,3 @@ def check_pixels(pixels: PixelConvention, num_channels: int, source: str) -> Non
             f"`pixels.float_range` is {list(given)}; it must be [black, white], black below white, "
             f"and `pixels.white` is then left out ({source})."
         )
-
-
-def to_toml(config: RunConfig) -> str:
-    """The settings as TOML, every key written out, in the order of the dataclasses."""
-    lines: list[str] = []
-    for section in dataclasses.fields(config):
-        lines.append(f"[{section.name}]")
-        values = getattr(config, section.name)
-        lines.extend(
-            f"{key.name} = {_toml_value(getattr(values, key.name))}"
-            for key in dataclasses.fields(values)
-        )
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple | list):
-        items = typing.cast("Sequence[object]", value)
-        return "[" + ", ".join(map(_toml_value, items)) + "]"
-    if isinstance(value, dict):
-        entries = typing.cast("dict[str, object]", value).items()
-        inside = ", ".join(f"{_toml_value(k)} = {_toml_value(v)}" for k, v in entries)
-        return f"{{ {inside} }}" if inside else "{}"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union
@@ -173,3 +173,33 @@ def _required(kind: Any) -> list[str]:  # noqa: ANN401
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def to_toml(config: Any) -> str:  # noqa: ANN401
+    """Sections and their keys as TOML, all written out, in the order of the dataclasses."""
+    lines: list[str] = []
+    for section in dataclasses.fields(config):
+        lines.append(f"[{section.name}]")
+        values = getattr(config, section.name)
+        lines.extend(
+            f"{key.name} = {_toml_value(getattr(values, key.name))}"
+            for key in dataclasses.fields(values)
+        )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        items = typing.cast("Sequence[object]", value)
+        return "[" + ", ".join(map(_toml_value, items)) + "]"
+    if isinstance(value, dict):
+        entries = typing.cast("dict[str, object]", value).items()
+        inside = ", ".join(f"{_toml_value(k)} = {_toml_value(v)}" for k, v in entries)
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

@@ -12,7 +12,6 @@ from anysize.config import (
     PixelConvention,
     RunConfig,
     TrainConfig,
-    to_toml,
 )
 from anysize.data.record import write_record
 from anysize.data.samples import (
@@ -31,6 +30,7 @@ from anysize.planning.canvases import Plan, write_plan
 from anysize.predict import metrics
 from anysize.predict.evaluate import evaluate, evaluate_run, evaluation_steps, format_table
 from anysize.predict.tiles import predict_logits
+from anysize.tables import to_toml
 
 CLASSES = Classes(
     names=("sea", "land", "lake"), colours=((0, 0, 9), (9, 0, 0), (0, 9, 0)), ignore_index=255

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anysize.atomic_files import LOCK_NAME, write_atomic
-from anysize.config import to_toml
 from anysize.data.record import (
     RECORD_FILE,
     write_record,
@@ -19,6 +18,7 @@ from anysize.data.samples import Sample
 from anysize.errors import ConfigError, DataError
 from anysize.models.any_net import package_of
 from anysize.planning.planfile import write_plan
+from anysize.tables import to_toml
 from anysize.training.events import forget_events_after, read_events
 from anysize.training.job import Job
 from anysize.training.plans import drawn_sizes
