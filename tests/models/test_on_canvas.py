@@ -11,7 +11,7 @@ from torch import nn
 
 from anysize.errors import ShapeError, UnsupportedNetError
 from anysize.geometry import Canvas, Layout, Placement, check_layout, round_up
-from anysize.models import canvas_rules, field
+from anysize.models import canvas_resizing, canvas_rules, field
 from anysize.models.on_canvas import geometry_of_net, on_canvas
 from anysize.models.prove import prove
 
@@ -185,6 +185,34 @@ def test_resizing(sizes, places, scale, mode):
         assert scale in (1.5, 0.5, 3) or mode == "corners"
         places = None
     assert difference(net, sizes, places) < 1e-12
+
+
+class Decoder(nn.Module):
+    """Doubles what was halved to meet the encoder's extent, odd or even."""
+
+    def __init__(self):
+        super().__init__()
+        self.halve = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+
+    def forward(self, x):
+        y = F.silu(self.halve(x))
+        return torch.cat([x, F.interpolate(y, size=x.shape[2:])], 1)
+
+
+@QUICK
+@given(sizes=SIZES, places=st.none() | PLACES)
+def test_doubling_to_the_extent_of_an_encoder(sizes, places):
+    net = seeded(Around(Decoder()))
+    assert geometry_of_net(net, describe_logits=False).mosaic
+    assert difference(net, sizes, places) < 1e-12
+
+
+def test_doubling_goes_where_pytorch_goes():
+    for n in (1, 2, 3, 300, 1023, canvas_resizing._MOST_DOUBLED):
+        for out in (2 * n - 1, 2 * n):
+            cells = torch.arange(n).view(1, 1, 1, n).float()
+            found = F.interpolate(cells, size=(1, out))[0, 0, 0]
+            assert torch.equal(found, torch.arange(out).div(2, rounding_mode="floor").float())
 
 
 @QUICK

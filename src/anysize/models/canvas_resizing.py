@@ -26,6 +26,9 @@ from anysize.models.field import (
     zero_outside,
 )
 
+_MOST_DOUBLED = 2048
+"""Cells; above it, resizing goes by `_matrices`. PyTorch takes other cells from 2,095 on."""
+
 
 def pad(call: Call) -> Tensor:
     """Constant padding and cropping; amounts may be those of each image."""
@@ -216,6 +219,23 @@ def interpolate(call: Call) -> Tensor:
             return put(
                 F.interpolate(x, scale_factor=factors, mode=mode, align_corners=False), Field(new)
             )
+    if mode == "nearest" and scales == (None, None) and _doubles(level, new):
+        y = F.interpolate(x, scale_factor=2.0)[:, :, : new.canvas.height, : new.canvas.width]
+        return put(y, Field(new))
+    return _by_matrices(x, found, new, mode, corners=corners, scales=scales)
+
+
+def _by_matrices(
+    x: Tensor,
+    found: Field,
+    new: Level,
+    mode: str,
+    *,
+    corners: bool,
+    scales: tuple[float | None, ...],
+) -> Tensor:
+    """Any resizing: a product with the weights of each image's rows, and one with its columns'."""
+    level = found.level
     if not level.constant:
         level.one_per_slot(f"resizing by no whole factor ({mode})")
 
@@ -249,6 +269,23 @@ def _whole_factor(level: Level, new: Level, axis: int) -> int:
     pairs.append((level.canvas[1 + axis], new.canvas[1 + axis]))
     pairs += [(a[1 + axis], b[1 + axis]) for a, b in zip(level.rects, new.rects, strict=True)]
     return factor if factor >= 1 and all(b == a * factor for a, b in pairs) else 0
+
+
+def _doubles(level: Level, new: Level) -> bool:
+    """Whether every image and the canvas are doubled, but perhaps for their last row or column.
+
+    As decoders do to meet an encoder's odd extent. A cell's value then comes from where doubling
+    takes it; PyTorch finds that in float32, which agrees up to `_MOST_DOUBLED`.
+    """
+    before = [level.canvas[1:], *(r[3:] for r in level.rects)]
+    after = [new.canvas[1:], *(r[3:] for r in new.rects)]
+    extents = [pair for a, b in zip(before, after, strict=True) for pair in zip(a, b, strict=True)]
+    starts = zip(level.rects, new.rects, strict=True)
+    return (
+        not level.constant
+        and all(b in (2 * a - 1, 2 * a) and a <= _MOST_DOUBLED for a, b in extents)
+        and all(b[1:3] == (2 * a.top, 2 * a.left) for a, b in starts)
+    )
 
 
 def _matrices(
