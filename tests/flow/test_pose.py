@@ -150,6 +150,11 @@ def test_a_run_goes_on_from_weights_by_the_names_of_joints(trained):
         np.testing.assert_allclose(before[name], after[name], rtol=1e-4)
 
 
+def test_init_says_what_a_folder_of_joints_needs(trained):
+    said = anysize("init", "data", cwd=trained, code=2)
+    assert 'data holds joints. A run.toml for them needs data.root and loss.kind = "pose"' in said
+
+
 def test_mirroring_needs_pairs(trained):
     images = trained / "mice/labeled-data/video"
     images.mkdir(parents=True)

@@ -24,7 +24,7 @@ from anysize.check.turned import CLEAR, SUSPECTED, says
 from anysize.config import DataConfig, LabelKind, RunConfig
 from anysize.data.classes import read_classes
 from anysize.data.files import is_one_of, read_lines
-from anysize.data.formats.joints import DEEPLABCUT, JOINT_NAMES
+from anysize.data.formats.joints import JOINT_FILES
 from anysize.data.formats.own import has_class_folders, has_stacks
 from anysize.data.reading import Sample
 from anysize.data.samples import Folder, scan_folder, split_samples
@@ -117,7 +117,7 @@ def folder_config(root: Path) -> RunConfig:
 
 def guess_kind(root: Path) -> LabelKind:
     """What the labels of a bare folder of ours are meant for: joints, planes or ids."""
-    if (root / JOINT_NAMES).is_file() or (root / DEEPLABCUT).is_dir():
+    if any((root / name).exists() for name in JOINT_FILES):
         return "joints"
     masks, toml = root / "masks", root / "classes.toml"
     classes = read_classes(toml) if toml.is_file() else None

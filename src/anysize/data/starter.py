@@ -26,6 +26,7 @@ from anysize.data.classes import (
 from anysize.data.colours import Colour, distinct_colours
 from anysize.data.files import files_below, read_json, read_lines
 from anysize.data.formats.coco import coco_files, read_coco
+from anysize.data.formats.joints import JOINT_FILES
 from anysize.data.formats.labelme import labelme_entries, labelme_files
 from anysize.data.formats.own import has_stacks
 from anysize.data.formats.ultralytics import ultralytics_names
@@ -104,6 +105,11 @@ def look_into(root: Path) -> Found:
     Raises:
         DataError: It holds no labels, or more classes than a mask can hold.
     """
+    if any((root / name).exists() for name in JOINT_FILES):
+        raise DataError(
+            f'{root} holds joints. A run.toml for them needs data.root and loss.kind = "pose"; '
+            "docs/pose.md has one, and a joints.toml."
+        )
     data = DataConfig(root=str(root))
     layout = detect_layout(root, data)
     if layout == "ultralytics":

@@ -34,6 +34,8 @@ JOINT_NAMES = "joints.toml"
 OWN = "joints.csv"
 OWN_COLUMNS = ("image", "person", "joint", "x", "y", "visible")
 DEEPLABCUT = "labeled-data"
+JOINT_FILES = (JOINT_NAMES, OWN, DEEPLABCUT)
+"""What only folders of joints have."""
 
 
 def read_joints(root: Path, data: DataConfig) -> Reading:
