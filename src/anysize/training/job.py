@@ -106,7 +106,13 @@ def _read(
         require_labels(train_samples, classes, "training")
         require_labels(val_samples, classes, "evaluation")
         require_pairs(config, classes, root)
-    plan = plan_for(config, run if resume else None, [s.size for s in train_samples])
+    with console.status("planning canvases") as status:
+        plan = plan_for(
+            config,
+            run if resume else None,
+            [s.size for s in train_samples],
+            progress=lambda done, of: status.update(f"planning canvases: stage {done} of {of}"),
+        )
     config = _with_class_weights(config, classes, train_samples, console)
     return config, classes, train_samples, val_samples, plan
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anysize.config import RunConfig
@@ -24,8 +24,20 @@ PLANNED_EPOCHS = 3
 """Epochs of drawn sizes that a plan is made from, where images are rescaled at random."""
 
 
-def plan_for(config: RunConfig, resumed_run: Path | None, sizes: Sequence[Size]) -> Plan:
-    """Reads the run's or the named plan, or makes one for the sizes that training will meet."""
+def plan_for(
+    config: RunConfig,
+    resumed_run: Path | None,
+    sizes: Sequence[Size],
+    progress: Callable[[int, int], None] | None = None,
+) -> Plan:
+    """Reads the run's or the named plan, or makes one for the sizes that training will meet.
+
+    Args:
+        config: Of the run; paths in it are whole.
+        resumed_run: Folder of a run that goes on.
+        sizes: Of the training images.
+        progress: See `plan_canvases`.
+    """
     largest = [largest_size(config.augment, s) for s in sizes]
     if resumed_run or config.plan.file:
         path = resumed_run / "plan.json" if resumed_run else Path(config.plan.file)
@@ -43,6 +55,7 @@ def plan_for(config: RunConfig, resumed_run: Path | None, sizes: Sequence[Size])
         must_fit=[*largest, Size(*map(max, zip(*drawn, strict=True)))]
         if config.augment.module
         else largest,
+        progress=progress,
     )
 
 
