@@ -145,7 +145,7 @@ def _state(folder: Path) -> Path:
     return save_state(
         folder,
         step=3,
-        data_fingerprint="d",
+        made_of={"images": "d"},
         model=model,
         optimizer=build_optimizer(model, OptimConfig()),
     )

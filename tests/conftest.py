@@ -67,10 +67,9 @@ def write_classes(root: Path) -> None:
     (root / "classes.toml").write_text("ignore_index = 255\n\n" + "\n".join(tables))
 
 
-@pytest.fixture
-def workspace(tmp_path):
+def draw_workspace(folder: Path) -> Path:
     """`run.toml` and `data/` with 14 images, all of different sizes."""
-    root = tmp_path / "data"
+    root = folder / "data"
     (root / "images").mkdir(parents=True)
     (root / "masks").mkdir()
     rng = np.random.default_rng(1)
@@ -79,5 +78,17 @@ def workspace(tmp_path):
         Image.fromarray(image).save(root / "images" / f"s{i:02}.png")
         Image.fromarray(mask).save(root / "masks" / f"s{i:02}.png")
     write_classes(root)
-    (tmp_path / "run.toml").write_text(RUN_TOML)
-    return tmp_path
+    (folder / "run.toml").write_text(RUN_TOML)
+    return folder
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    """See `draw_workspace`."""
+    return draw_workspace(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def make_workspace():
+    """`draw_workspace`, for fixtures of a module."""
+    return draw_workspace

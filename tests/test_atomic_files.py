@@ -52,15 +52,6 @@ def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_pa
     assert did == [("bytes", False, 1), ("folder", True, 0)]
 
 
-def test_unfinished_files_are_removed_and_no_others(tmp_path):
-    write_atomic(tmp_path / "a.bin", b"whole")
-    (tmp_path / ".b.bin.x.part").write_bytes(b"half")
-    (tmp_path / "mine.part").write_bytes(b"somebody's own")
-    remove_unfinished(tmp_path)
-    remove_unfinished(tmp_path / "nowhere")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "mine.part"]
-
-
 def hold(folder, ready):
     with only_process_in(folder):
         ready.set()
@@ -183,3 +174,53 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path):
     with pytest.raises(ConfigError, match="is a link"), only_process_in(tmp_path):
         pass
     assert victim.read_text() == "precious"
+
+
+def test_only_what_a_killed_process_left_is_removed(tmp_path):
+    """Exactly our names, of regular files that no living process writes."""
+    ours = tmp_path / ".plan.json.0123abcd.part"
+    others = [".plan.json.part", "plan.json.0123abcd.part", ".plan.json.0123ABCD.part", ".part"]
+    for name in (*others, ours.name, ".other.json.0123abcd.part"):
+        (tmp_path / name).write_bytes(b"half")
+    os.mkfifo(tmp_path / ".fifo.0123abcd.part")
+    (tmp_path / ".link.0123abcd.part").symlink_to(tmp_path / ".part")
+    remove_unfinished(tmp_path, "plan.json")
+    assert not ours.exists()
+    assert (tmp_path / ".other.json.0123abcd.part").exists()
+    remove_unfinished(tmp_path)
+    kept = [*others, ".fifo.0123abcd.part", ".link.0123abcd.part"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
+    remove_unfinished(tmp_path / "nowhere")
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from anysize.atomic_files import write_atomic
+os.fsync = lambda handle: (print("writing", flush=True), sys.stdin.read())
+write_atomic(Path(sys.argv[1]), b"whole")
+"""
+
+
+def test_what_another_process_is_writing_stays(tmp_path):
+    target = tmp_path / "plan.json"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, target],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout.readline() == "writing\n"
+    remove_unfinished(tmp_path)
+    writer.communicate("")
+    assert writer.returncode == 0
+    assert target.read_bytes() == b"whole"
+    killed = subprocess.Popen(
+        [sys.executable, "-c", WRITER, target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    killed.stdout.readline()
+    killed.kill()
+    killed.communicate()
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == [target]

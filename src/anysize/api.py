@@ -5,6 +5,7 @@ They raise `AnysizeError`s, and print nothing unless they are given a console of
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ from anysize.predict.joint_files import find_joints
 from anysize.predict.tiles import DEFAULT_MAX_PIXELS, Prediction, predict_probabilities
 from anysize.ranks import join
 from anysize.training.run import train as train_run
+from anysize.wording import count_of, say
 
 __all__ = ["Labeller", "convert", "evaluate", "load", "plan", "train"]
 
@@ -175,7 +177,8 @@ class Labeller:
             array = np.repeat(array, 3, axis=2)
         if array.shape[2] != wanted:
             raise DataError(
-                f"The image has {array.shape[2]} channels, but the net takes {wanted}. Give "
+                f"The image has {count_of(array.shape[2], 'channel')}, but the net takes {wanted}. "
+                "Give "
                 f"[height, width, {wanted}]."
             )
         if white is None and array.dtype in (np.uint8, np.uint16):
@@ -276,7 +279,7 @@ def evaluate(
             load_weights(weights_path(path), select_device(device)),
             data=None if data is None else Path(data),
             precision=precision,
-            say=lambda line: told.print(line, highlight=False, markup=False),
+            say=functools.partial(say, told),
             ranks=ranks,
         )
 

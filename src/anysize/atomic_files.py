@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,9 @@ except ImportError:  # Windows has no such module.
 
 LOCK_NAME = ".lock"
 
+_KEPT = 40
+"""Characters of a file's name that the name of its temporary file begins with."""
+
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -25,8 +30,8 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all, and durably.
 
     The bytes go to a temporary file beside the target and are synced; then it replaces the target,
-    and the folder is synced. The temporary file's name starts with a dot and ends with ".part"; a
-    process that is killed leaves it behind (`remove_unfinished`). A new file follows the umask.
+    and the folder is synced. A process that is killed leaves the temporary file behind for
+    `remove_unfinished`. A new file follows the umask.
 
     A link is followed, and its target is replaced; what is no regular file (a device, a FIFO) is
     written through.
@@ -40,19 +45,35 @@ def write_atomic(path: Path, data: bytes) -> None:
             with path.open("wb") as file:
                 file.write(data)
             return
-        # Only the start of a name, which may be as long as names can be.
-        temporary = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        handle, temporary = _open_temporary(path)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+                if fcntl is not None:
+                    temporary.replace(path)  # While the lock is held, so that no one removes it.
+            if fcntl is None:
+                temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def _open_temporary(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, locked as long as it is open, and its name."""
+    while True:
+        # Only the start of a name, which may be as long as names can be.
+        temporary = path.parent / f".{path.name[:_KEPT]}.{secrets.token_hex(4)}.part"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        if fcntl is None:
+            return handle, temporary
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, temporary
+        os.close(handle)  # Removed by `remove_unfinished` before it was locked.
 
 
 def sync_folder(folder: Path) -> None:
@@ -64,11 +85,35 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Removes the temporary files that killed processes left directly in a folder."""
-    if folder.is_dir():
-        for path in folder.glob(".*.part"):
-            path.unlink(missing_ok=True)
+def remove_unfinished(folder: Path, name: str = "") -> None:
+    """Removes the temporary files that killed processes left directly in a folder.
+
+    Those that a living process is writing stay.
+
+    Args:
+        folder: Where to look; need not exist.
+        name: Of the file that was to be written; empty for any.
+    """
+    ours = re.compile(
+        rf"\.{re.escape(name[:_KEPT]) or f'.{{1,{_KEPT}}}'}\.[0-9a-f]{{8}}\.part", re.DOTALL
+    )
+    for path in folder.glob(".*.part"):
+        if ours.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode):
+            with contextlib.suppress(OSError):
+                _remove_if_left(path)
+
+
+def _remove_if_left(path: Path) -> None:
+    """Removes a temporary file that no process has open; OSError where one has."""
+    if fcntl is None:
+        path.unlink()  # Windows removes no open file.
+        return
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(handle)
 
 
 def append(handle: int, path: Path, data: bytes) -> None:

@@ -388,10 +388,16 @@ def _read_table(path: Settings) -> tuple[dict[str, Any], str]:
     if isinstance(path, Mapping):
         return typing.cast("dict[str, Any]", _plain(path)), "the settings given"
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except IsADirectoryError:
+        own = path / "run.toml"
+        what = f"is a run folder. Its settings are in {own}; name that, with --resume to go on."
+        raise ConfigError(
+            f"{path} {what if own.is_file() else 'is a folder, not a run.toml. Name a file.'}"
+        ) from None
     except FileNotFoundError:
         raise ConfigError(
-            f"No such file: {path}. Write a run.toml; docs/getting-started.md has one."
+            f"No such file: {path}. `anysize init DATA` writes a run.toml for a data folder."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}.") from None

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from anysize.atomic_files import write_atomic
+from anysize.atomic_files import remove_unfinished, write_atomic
 from anysize.config import DataConfig
 from anysize.data.samples import (
     Classes,
@@ -51,6 +51,7 @@ from anysize.predict.metrics import add_labels, empty_confusion, multiclass_metr
 from anysize.report import loss_and_iou, sizes_and_canvases, write_report
 from anysize.training.events import read_events
 from anysize.training.run import train
+from anysize.wording import say
 
 RUN_TOML = """\
 # Written by `anysize demo`: a small net from scratch, sized for a few minutes on two CPU cores.
@@ -509,6 +510,7 @@ def run_demo(out: Path, console: Console, *, seed: int = 0) -> dict[str, Any]:
     """
     data, run, config_path = out / "data", out / "run", out / "run.toml"
     out.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(out)
     if not data.exists():
         with _stage("cut images out of the Blue Marble", console) as report:
             prepare_data(data, seed=seed, progress=report)
@@ -549,7 +551,7 @@ def run_demo(out: Path, console: Console, *, seed: int = 0) -> dict[str, Any]:
     console.print(_results(baseline, net))
     files = [scores, *pictures, page, out / "predictions", run]
     for path in files:
-        console.print(f"Wrote {path}", highlight=False)
+        say(console, f"Wrote {path}")
     return {"baseline": baseline, "net": net, "files": [str(path) for path in files]}
 
 
@@ -567,7 +569,7 @@ def _stage(name: str, console: Console) -> Iterator[Callable[[int, int], None]]:
     ) as progress:
         bar = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
-    console.print(f"{name}: {time.monotonic() - start:.1f} s", highlight=False)
+    say(console, f"{name}: {time.monotonic() - start:.1f} s")
 
 
 def _results(baseline: dict[str, Any], net: dict[str, Any]) -> Table:

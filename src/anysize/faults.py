@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from anysize.errors import DataError
+from anysize.wording import count_of
 
 FaultKind = Literal[
     "unreadable",
@@ -39,7 +40,7 @@ MOST_LISTED = 10
 
 def listing(what: str, faults: Sequence[str]) -> str:
     """A message of many faults: `what`, their number, and the first of them."""
-    lines = [f"{what}; {len(faults)} {'fault' if len(faults) == 1 else 'faults'}:"]
+    lines = [f"{what}; {count_of(len(faults), 'fault')}:"]
     lines += faults[:MOST_LISTED]
     if len(faults) > MOST_LISTED:
         lines.append(f"and {len(faults) - MOST_LISTED} more")

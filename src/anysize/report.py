@@ -11,7 +11,6 @@ import base64
 import contextlib
 import html
 import io
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,8 @@ from anysize.images.headers import fingerprint
 from anysize.planning.canvases import Plan, plan_summary, read_plan
 from anysize.planning.packing import check_fit
 from anysize.predict.metrics import SCORES
-from anysize.training.events import read_events
+from anysize.training.events import read_events, read_metrics
+from anysize.wording import count_of
 
 COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
 """Okabe and Ito's, without black, which is for the mean."""
@@ -75,7 +75,7 @@ def write_report(run: Path, examples: Sequence[tuple[str, bytes]] = ()) -> Path:
 
     sections = [f"<h1>Run {html.escape(run.resolve().name)}</h1>", _speed(events), missing]
     if (run / "metrics.json").is_file():
-        sections.append(_scores(run / "metrics.json"))
+        sections.append(_scores(run))
     if examples:
         sections.append(
             "<h2>Predictions</h2><p>Evaluation images that the best net labels worst and best: as "
@@ -240,7 +240,7 @@ def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
             bbox={"boxstyle": "circle,pad=0.2", "facecolor": "white", "edgecolor": "#D55E00"},
             zorder=4,
         )
-        slots = f"{canvas.slots} slot{'s' if canvas.slots > 1 else ''} of"
+        slots = f"{count_of(canvas.slots, 'slot')} of"
         entries.append(
             Line2D([], [], linestyle="", label=f"{letter}: {slots} {canvas.height}x{canvas.width}")
         )
@@ -250,7 +250,8 @@ def _draw_sizes(sizes: Sequence[Size], plan: Plan) -> Figure:
     axes.set_xlabel("width (pixels)")
     axes.set_ylabel("height (pixels)")
     axes.set_title(
-        f"{len(sizes):,} images in {len(counts):,} sizes run on {len(plan.canvases)} canvases"
+        f"{count_of(len(sizes), 'image')} of {count_of(len(counts), 'size')} on "
+        f"{count_of(len(plan.canvases), 'canvas', 'canvases')}"
     )
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -329,10 +330,11 @@ def _speed(events: Sequence[Mapping[str, Any]]) -> str:
     waited = sum(e["wait_s"] for e in trained)
     first_visits = [e["first_visit_s"] for e in events if e["event"] == "canvas"]
     return (
-        f"<p>{trained[-1]['step']:,} steps in {seconds:,.0f} s of training: "
+        f"<p>{count_of(trained[-1]['step'], 'step')} in {seconds:,.0f} s of training: "
         f"{megapixels / seconds:.3f} valid megapixels a second, "
         f"{waited / seconds:.1%} of the time waiting for data. "
-        f"{len(first_visits)} canvases; their first visits took {sum(first_visits):.1f} s.</p>"
+        f"{count_of(len(first_visits), 'canvas', 'canvases')}; first visits took "
+        f"{sum(first_visits):.1f} s.</p>"
         + "".join(
             f"<p>Stopped early after step {e['step']}: no score better than {e['best_score']}, "
             f"after epoch {e['best_epoch']}.</p>"
@@ -342,23 +344,25 @@ def _speed(events: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _scores(path: Path) -> str:
+def _scores(run: Path) -> str:
+    result = read_metrics(run)
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        by_class, mean = SCORES[result["kind"]]
-        rows = [*result[by_class].items(), ("mean", result[mean])]
-        step = result["step"]
-        cells = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{_cell(value)}</td></tr>" for name, value in rows
-        )
-        confusion = _confusion(result)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        confusion = None if result is None else _confusion(result)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        confusion = None
+    if result is None or confusion is None:
         raise DataError(
-            f"{path} has no metrics of a run ({error}). Run `anysize evaluate` again."
-        ) from None
+            f"{run / 'metrics.json'} is damaged or has no metrics of a run. Put it back, or "
+            "remove it: the report then has no table of scores."
+        )
+    by_class, mean = SCORES[result["kind"]]
+    rows = [*result[by_class].items(), ("mean", result[mean])]
+    cells = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{_cell(value)}</td></tr>" for name, value in rows
+    )
     title = f"{_SCORE_NAMES[by_class]} (%)"
     return (
-        f"<h2>Best evaluation, after step {step}</h2>"
+        f"<h2>Best evaluation, after step {result['step']}</h2>"
         f"<table><tr><th>class</th><th>{title}</th></tr>{cells}</table>{confusion}"
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -159,6 +160,18 @@ class _Reader:
         return value
 
 
+def toml_text(value: str) -> str:
+    """A string as TOML writes it.
+
+    Raises:
+        ConfigError: It is part of a path that is not UTF-8, which TOML cannot hold.
+    """
+    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise ConfigError(f"{value} is not valid UTF-8, as TOML files are. Rename the folder.")
+    # JSON's escapes are among TOML's, which also demands one for DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _required(kind: Any) -> list[str]:  # noqa: ANN401
     if hasattr(kind, "_fields"):
         return [name for name in kind._fields if name not in kind._field_defaults]
@@ -200,6 +213,5 @@ def _toml_value(value: object) -> str:
         inside = ", ".join(f"{_toml_value(k)} = {_toml_value(v)}" for k, v in entries)
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return toml_text(value)
     return repr(value)

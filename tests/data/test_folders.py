@@ -82,7 +82,7 @@ def test_ids_in_grey_pngs(root):
     for i, grid in enumerate(labels):
         np.testing.assert_array_equal(labels_of(folder)[f"s{i}"], grid)
     assert folder.description == (
-        f"{root}: 3 images (images/); masks: ids (grey, detected from 3 files); 3 classes "
+        f"{root}: 3 images (images/); masks: ids (grey, detected from the headers of 3 files); 3 classes "
         f"(classes.toml). Set data.masks to say otherwise."
     )
     told = read_folder(root, config(masks="index"), "multiclass")
@@ -96,7 +96,7 @@ def test_a_few_files_spread_over_all_are_looked_at(root):
         ids(root / "masks" / f"t{i:02}.png", grids(1)[0])
     for i in range(3):
         ids(root / "masks" / f"s{i}.png", grids(1)[0])
-    assert "detected from 8 files" in read_folder(root, config(), "multiclass").description
+    assert "detected from the headers of" in read_folder(root, config(), "multiclass").description
 
 
 def test_palette_indices_are_kept(root):
@@ -106,7 +106,7 @@ def test_palette_indices_are_kept(root):
         picture.putpalette([v for k in range(256) for v in (k, 255 - k, 3)])
         write(root / "masks" / f"s{i}.png", picture)
     folder = read_folder(root, config(), "multiclass")
-    assert "palette, detected from 3 files" in folder.description
+    assert "palette, detected from the headers of 3 files" in folder.description
     np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
 
 
@@ -116,7 +116,7 @@ def test_colours_of_classes_toml(root):
         write(root / "masks" / f"s{i}.png", Image.fromarray(np.array(COLOURS, np.uint8)[grid]))
     folder = read_folder(root, config(), "multiclass")
     assert folder.masks == "colours"
-    assert "RGB, detected from 3 files" in folder.description
+    assert "RGB, detected from the headers of 3 files" in folder.description
     np.testing.assert_array_equal(labels_of(folder)["s2"], labels[2])
     with pytest.raises(DataError, match=r"loss\.kind is sigmoid"):
         read_folder(root, config(masks="colours"), "multilabel")
@@ -784,7 +784,7 @@ def voc(tmp_path: Path) -> Path:
 def test_pascal_voc_as_it_is(voc):
     folder = read_folder(voc, config(), "multiclass")
     assert (folder.layout, folder.masks, len(folder.classes.names)) == ("voc", "index", 21)
-    assert folder.notes == ("1 images without a mask are passed over.",)
+    assert folder.notes == ("Passed over: 1 image without a mask.",)
     train, val = split_samples(folder.samples, config(), voc, seed=0, listed=folder.listed)
     assert [s.stem for s in train] == ["2007_000003", "2007_000000"]
     assert [s.stem for s in val] == ["2007_000001"]

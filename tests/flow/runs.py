@@ -58,6 +58,14 @@ def copy(folder, to):
     return shutil.copytree(folder, to)
 
 
+def move(workspace, to):
+    """A copy of a workspace, whose run believes that it began there."""
+    copy(workspace, to)
+    settings = to / "run/run.toml"
+    settings.write_text(settings.read_text().replace(str(workspace), str(to)))
+    return to
+
+
 def results(folder):
     """All that a finished run leaves, without times."""
     keys = ("step", "miou", "iou", "best")

@@ -275,7 +275,7 @@ def test_another_folder_is_scored_whole(tmp_path):
         path.unlink()
     result = evaluate_run(folder, weights, data=other, say=said.append)
     assert result["num_images"] == len(SIZES)
-    assert "All 8 images are scored." in said[-1]
+    assert "Scored: 8 images." in said[-1]
     everything = one_by_one(model, find_samples(other, CLASSES, "multiclass"), "multiclass")
     assert differences(result, everything) < 2e-4
     for path in [*(other / "images").iterdir()][:4]:

@@ -27,11 +27,11 @@ def stepped(kind):
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_a_restored_state_steps_on_bit_for_bit(tmp_path, kind):
     model, optimizer = stepped(kind)
-    save_state(tmp_path, step=3, data_fingerprint="d", model=model, optimizer=optimizer)
+    save_state(tmp_path, step=3, made_of={"images": "d"}, model=model, optimizer=optimizer)
     other = tiny(seed=9)
     other_optimizer = build_optimizer(other, OptimConfig(kind=kind))
     state = load_latest_state(tmp_path)
-    assert (state.step, state.data_fingerprint) == (3, "d")
+    assert (state.step, state.made_of) == (3, {"images": "d"})
     state.restore(other, other_optimizer)
     for m, o in ((model, optimizer), (other, other_optimizer)):
         for i, p in enumerate(m.parameters()):
@@ -57,7 +57,7 @@ def test_all_state_of_the_optimiser_goes_to_the_device_of_its_parameter(tmp_path
 def test_the_last_two_are_kept_and_the_older_is_taken_when_the_newest_is_damaged(tmp_path):
     model, optimizer = stepped("sgd")
     for step in (1, 2, 3):
-        save_state(tmp_path, step=step, data_fingerprint="", model=model, optimizer=optimizer)
+        save_state(tmp_path, step=step, made_of={}, model=model, optimizer=optimizer)
     files = sorted(p.name for p in tmp_path.iterdir())
     assert files == ["step-00000002.safetensors", "step-00000003.safetensors"]
     newest = tmp_path / files[1]
@@ -81,7 +81,7 @@ def test_the_checksum_covers_what_is_said_about_the_tensors(tmp_path):
     path = save_state(
         tmp_path,
         step=3,
-        data_fingerprint="d",
+        made_of={"images": "d"},
         model=model,
         optimizer=optimizer,
         tally={"num_skipped": 1},

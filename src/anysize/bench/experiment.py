@@ -44,6 +44,7 @@ from anysize.device import select_device
 from anysize.errors import first_names
 from anysize.geometry import Canvas, Size
 from anysize.models.build import geometry_of
+from anysize.wording import count_of
 from anysize_why.cores import num_cores
 
 QUICK_SECONDS, FULL_SECONDS = 150.0, 1110.0
@@ -108,7 +109,8 @@ def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, 
             on_gpu=device.type == "cuda",
         )
         say(
-            f"{len(sizes)} images of {statistics.fmean(s.pixels for s in sizes) / 1e6:.3f} "
+            f"{count_of(len(sizes), 'image')} of "
+            f"{statistics.fmean(s.pixels for s in sizes) / 1e6:.3f} "
             f"megapixels on average; one size: {sets.one}; canvases of the mosaics: "
             f"{first_names(map(str, plan.plans['all'].canvases))}"
         )
@@ -123,7 +125,7 @@ def run_bench(settings: BenchSettings, say: Callable[[str], None]) -> dict[str, 
         for group, until in ((others, end - seconds * TEN_SHARE * len(ten)), (ten, end)):
             if not group:
                 continue
-            say(f"starting {len(group)} arms, each a process of its own")
+            say(f"starting {count_of(len(group), 'arm')}, each a process of its own")
             with contextlib.ExitStack() as in_group:
                 started = {
                     arm: in_group.enter_context(_started(arm, settings, device.type))
@@ -257,7 +259,9 @@ class _Run:
             for number, step in enumerate(steps):
                 seconds = worker.step_within(step, end - time.perf_counter())
                 if seconds is None:
-                    self.note(f"torch.compile(dynamic=True): time for {number} images only.")
+                    self.note(
+                        f"torch.compile(dynamic=True): time for {count_of(number, 'image')} only."
+                    )
                     break
                 self._record(arm, step, seconds, number)
                 peak = worker.peak_memory_bytes()

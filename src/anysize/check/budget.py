@@ -19,6 +19,7 @@ from anysize.geometry import Size
 from anysize.models.build import geometry_of
 from anysize.planning.packing import check_fit
 from anysize.planning.planfile import Plan, read_plan
+from anysize.wording import count_of
 
 
 def require_fit(samples: Sequence[Sample], config: RunConfig, root: Path) -> None:
@@ -129,7 +130,8 @@ def require_pairs(config: RunConfig, classes: Classes, root: Path) -> None:
 def no_labels(what: str, num_images: int, classes: Classes) -> str:
     """The sentence for a split of which every label is ignored."""
     return (
-        f"All labels of the {num_images} images for {what} are ignored ({classes.ignore_index}), "
+        f"All labels of the {count_of(num_images, 'image')} for {what} are ignored "
+        f"({classes.ignore_index}), "
         f"so there is nothing to {'learn' if what == 'training' else 'score'}. Label them, or "
         f"correct ignore_index, data.ids, or the lists."
     )

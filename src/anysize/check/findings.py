@@ -145,10 +145,10 @@ class Seen:
     """
 
     sample: Sample
-    checksum: tuple[tuple[int, ...], str, int] | None
-    counts: NDArray[np.int64] | None
-    brightest: int | None
-    turn: Turn | None
+    checksum: tuple[tuple[int, ...], str, int] | None = None
+    counts: NDArray[np.int64] | None = None
+    brightest: int | None = None
+    turn: Turn | None = None
     objects: Objects | None = None
     findings: tuple[Finding, ...] = ()
 

@@ -33,6 +33,7 @@ from anysize.faults import DoubtError
 from anysize.geometry import Size
 from anysize.images.decode import decode_image
 from anysize.images.formats import LABEL_SUFFIXES
+from anysize.wording import count_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -289,7 +290,7 @@ def _binary_finding(
         severity="fault" if sure and not told else "warning",
         path=path,
         message=f"mask {path} holds 0 and 255, and {others}: as 255 is `ignore_index`, its "
-        f"{pixels} pixels of 255 {'would' if sure else 'will'} be ignored. "
+        f"{count_of(pixels, 'pixel')} of 255 {'would' if sure else 'will'} be ignored. "
         + (
             f'Set data.masks to "binary" if 255 is the class, or to "{masks}" if it is ignored.'
             if sure
@@ -311,8 +312,9 @@ def _dark(looks: Sequence[Seen], folder: Folder, config: RunConfig) -> list[Find
             kind="dark",
             severity="fault" if brightest < DARK * white else "warning",
             path=folder.root,
-            message=f"{len(values)} images of {folder.root} have 16 bits, and the brightest pixel "
-            f"is {brightest}, {brightest / white:.1%} of pixels.white ({white}), so the net sees "
+            message=f"In {count_of(len(values), '16-bit image')} of {folder.root} the brightest "
+            f"pixel is {brightest}, {brightest / white:.1%} of pixels.white ({white}), so the net "
+            "sees "
             f"them nearly black. Set pixels.white, to {meant} if the camera has "
             f"{meant.bit_length()} bits.",
         )

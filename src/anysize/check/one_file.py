@@ -24,7 +24,7 @@ from anysize.data.masks import decode_labels, decode_mask
 from anysize.data.reading import Sample
 from anysize.data.samples import Folder
 from anysize.data.shapes import Objects, listed
-from anysize.faults import FaultError
+from anysize.faults import Fault, FaultError
 from anysize.geometry import Size
 from anysize.images.decode import decode_image
 from anysize.images.formats import format_by_suffix
@@ -46,7 +46,15 @@ class Look:
         """What is kept of the sample."""
         large = sample.size.pixels > LARGE_PIXELS
         with self._large if large else contextlib.nullcontext():
-            return self._seen(sample)
+            try:
+                return self._seen(sample)
+            except MemoryError:
+                message = (
+                    f"memory does not suffice to read {sample.image} ({sample.size}) and its "
+                    "labels, so nothing of them was checked. Free memory, or use a smaller image."
+                )
+        fault = Fault(kind="unreadable", path=sample.image, message=message)
+        return Seen(sample=sample, findings=(of_fault(fault),))
 
     def _seen(self, sample: Sample) -> Seen:
         findings: list[Finding] = []

@@ -8,6 +8,7 @@ from typing import Any
 
 from anysize.check.findings import FIXES, Finding, Report
 from anysize.data.shapes import Objects
+from anysize.wording import count_of
 
 MOST_SHOWN = 10
 """Files of a kind that the console names; the JSON file names all."""
@@ -47,18 +48,17 @@ def describe_report(report: Report) -> str:
             lines.append(f"  What to do: {FIXES[kind]}.")
     totals = Counter(f.severity for f in report.findings)
     files = len({f.path for f in report.findings if f.severity == "fault"})
-    of_files = f" in {'1 file' if files == 1 else f'{files} files'}" if files else ""
+    of_files = f" in {count_of(files, 'file')}" if files else ""
     lines += [
         "",
         f"{_count_of(totals['fault'], 'fault')}{of_files}, "
         f"{_count_of(totals['warning'], 'warning')}.",
     ]
-    # File names can hold anything, also what a terminal obeys.
-    return "\n".join("".join(c if c.isprintable() else "\ufffd" for c in line) for line in lines)
+    return "\n".join(lines)
 
 
 def _count_of(number: int, what: str) -> str:
-    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+    return count_of(number, what) if number else f"no {what}s"
 
 
 def _describe_objects(objects: Objects) -> str:
@@ -75,16 +75,17 @@ def _describe_splits(report: Report) -> Iterator[str]:
     num_images = Counter(report.split.values())
     for where, counts in report.class_pixels.items():
         if not counts.num_pixels:
-            yield f"{where}: {num_images[where]} images; no labels read"
+            yield f"{where}: {count_of(num_images[where], 'image')}; no labels read"
             continue
         of, what = ("people", "joint") if is_joints else ("pixels", "class")
-        yield f"{where}: {num_images[where]} images; share of their {of}, images with the {what}:"
+        images = count_of(num_images[where], "image")
+        yield f"{where}: {images}; share of their {of}, images with the {what}:"
         width = max(len(name) for name in (*names, "ignored"))
-        for name, pixels, images in zip(
+        for name, pixels, holders in zip(
             names, counts.labels.tolist(), counts.images.tolist(), strict=False
         ):
             share = f"{pixels / counts.num_pixels:.1%}"
-            yield f"  {name:<{width}}  {share:>6}  {images} of {num_images[where]}"
+            yield f"  {name:<{width}}  {share:>6}  {holders} of {num_images[where]}"
         if ignored := int(counts.labels[-1]):
             yield f"  {'ignored':<{width}}  {f'{ignored / counts.num_labels:.1%}':>6}"
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from anysize.cli.output import require_folder
+from anysize.cli.output import prepare_outputs
 from anysize.cli.parsing import verb
 from anysize.cli.run_folder import load_weights_of, trust_option
 from anysize.config import LossKind
+from anysize.wording import say
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -121,6 +122,7 @@ def _convert(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.conversion.asked import Asked
     from anysize.conversion.convert import convert_file
 
+    prepare_outputs(parsed.out)
     asked = Asked(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(Asked)})
     convert_file(parsed.checkpoint, parsed.out, asked, console)
 
@@ -129,8 +131,8 @@ def _export(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.models.weights_file import read_weights_file, weights_path
     from anysize.onnx.export import describe, export
 
-    require_folder(parsed.out)
+    prepare_outputs(parsed.out)
     source = read_weights_file(weights_path(parsed.weights)).source
     weights = load_weights_of(parsed.weights, "cpu", trust_net=parsed.trust_net)
     check = export(weights, parsed.out, output=parsed.output, source=source)
-    console.print(f"Wrote {parsed.out}: {describe(check)}.", highlight=False)
+    say(console, f"Wrote {parsed.out}: {describe(check)}.")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from anysize.cli.output import counted
+from anysize.cli.output import STDOUT, add_json_option, counted, prepare_outputs, write_output
 from anysize.cli.parsing import verb
 from anysize.errors import ConfigError
+from anysize.wording import say
 
 if TYPE_CHECKING:
     from anysize.config import PlanConfig, RunConfig
@@ -42,14 +42,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "anysize check run.toml --json check.json",
     )
     check.add_argument("data", type=Path, metavar="DATA", help="data folder or run.toml")
-    check.add_argument(
-        "--json",
-        type=Path,
-        nargs="?",
-        const=Path("-"),
-        metavar="F",
-        help="write all findings as JSON to F; without F, to standard output and nothing else",
-    )
+    add_json_option(check, "all findings", nargs="?", const=STDOUT)
     check.add_argument(
         "--max-pixels", type=int, help="most canvas pixels at once, over plan.max_pixels_per_step"
     )
@@ -75,12 +68,12 @@ def _init(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.data.starter import write_starter
 
     run_toml = parsed.out or parsed.data.resolve().parent / "run.toml"
+    prepare_outputs(run_toml, parsed.data / "classes.toml")
     for line in write_starter(parsed.data, run_toml):
-        console.print(line, highlight=False, markup=False)
+        say(console, line)
 
 
 def _check(parsed: argparse.Namespace, console: Console) -> int:
-    from anysize.atomic_files import write_atomic
     from anysize.check.folder import check_data, folder_config
     from anysize.check.report import describe_report, report_json
 
@@ -92,20 +85,12 @@ def _check(parsed: argparse.Namespace, console: Console) -> int:
     else:
         config, root, kind = folder_config(parsed.data), parsed.data, None
     config = _check_settings(parsed, config)
-    to_stdout = parsed.json == Path("-")
-    if to_stdout:
-        console = Console(quiet=True)
+    prepare_outputs(parsed.json)
     num_threads = min(os.cpu_count() or 1, 16)
     with counted(console, "check") as count:
         report = check_data(config, root, kind, num_threads=num_threads, progress=count)
-    console.print(describe_report(report), highlight=False, markup=False)
-    if parsed.json:
-        text = json.dumps(report_json(report), indent=2) + "\n"
-        if to_stdout:
-            sys.stdout.write(text)
-        else:
-            write_atomic(parsed.json, text.encode())
-            console.print(f"Wrote {parsed.json}.", highlight=False, markup=False)
+    say(console, describe_report(report))
+    write_output(console, parsed.json, (json.dumps(report_json(report), indent=2) + "\n").encode())
     return 0 if report.passed else 1
 
 
@@ -137,6 +122,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
         write_plan,
     )
 
+    prepare_outputs(parsed.out)
     if parsed.data.suffix == ".toml":
         from anysize.training.plans import most_canvases, training_sizes
         from anysize.training.settings import load_run_config
@@ -150,7 +136,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
             )
         sizes, largest, found = training_sizes(config, parsed.data.resolve().parent)
         for line in found:
-            console.print(line, highlight=False)
+            say(console, line)
         config = dataclasses.replace(config, plan=settings)
         max_canvases = most_canvases(config, sizes, num_images=len(largest))
     else:
@@ -170,10 +156,10 @@ def _plan(parsed: argparse.Namespace, console: Console) -> None:
             must_fit=largest,
             progress=progress,
         )
-    console.print(describe_plan(plan, sizes), highlight=False)
+    say(console, describe_plan(plan, sizes))
     if parsed.out:
         write_plan(plan, parsed.out, sizes=sizes)
-        console.print(f"Wrote {parsed.out}.", highlight=False)
+        say(console, f"Wrote {parsed.out}.")
 
 
 def _plan_settings(parsed: argparse.Namespace, settings: PlanConfig) -> PlanConfig:

@@ -7,14 +7,13 @@ when it runs, so that `--help` does not wait for PyTorch.
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from anysize import __version__
 from anysize.cli import convert, data, predict, prove, speed, train
-from anysize.cli.output import say
+from anysize.cli.output import STDOUT, Output, complain, drop_output, open_standard_streams
 from anysize.cli.parsing import epilog
 from anysize.errors import AnysizeError, StoppedByUserError
 from anysize_why.findings import WhyError
@@ -22,24 +21,31 @@ from anysize_why.findings import WhyError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code."""
-    parsed = build_parser().parse_args(arguments)
+    open_standard_streams()
     # Of a damaged or strange file we say ourselves what matters.
     warnings.filterwarnings("ignore", module="PIL")
-    console = Console(soft_wrap=True)
     try:
-        code: int | None = parsed.run(parsed, console)
+        parsed = build_parser().parse_args(arguments)
+        quiet = vars(parsed).get("json") == STDOUT
+        code: int | None = parsed.run(parsed, Output(quiet=quiet))
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        say("Interrupted.")
+        complain("Interrupted.")
         return 130
     except (AnysizeError, WhyError) as error:
         if not getattr(error, "said_by_another", False):
-            say(str(error))
+            complain(str(error))
         return 130 if isinstance(error, StoppedByUserError) else 2
     except BrokenPipeError:
+        drop_output()
+        complain("Standard output was closed before all was written.")
+        return 2
+    except MemoryError as error:
+        complain(" ".join(["Memory ran out", *getattr(error, "__notes__", ())]) + ". Free some.")
         return 2
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        say(f"{where}{error.strerror or error}. Nothing was left half-written.")
+        complain(f"{where}{error.strerror or error}. Nothing was left half-written.")
         return 2
     return code or 0
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from anysize.cli.output import progress_bar
+from anysize.cli.output import add_json_option, prepare_outputs, progress_bar, write_output
 from anysize.cli.parsing import computing_options, verb
 from anysize.cli.run_folder import load_weights_of, trust_option
 from anysize.errors import ConfigError
+from anysize.wording import say
 
 if TYPE_CHECKING:
     from anysize.predict.files import Labeller
@@ -33,7 +35,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     evaluate.add_argument(
         "weights", type=Path, metavar="RUN", help="run folder, or a weights file in one"
     )
-    evaluate.add_argument("--json", type=Path, metavar="F", help="also write the scores as JSON")
+    add_json_option(evaluate, "the scores")
     evaluate.add_argument(
         "--data",
         type=Path,
@@ -90,10 +92,10 @@ def _versions(parsed: argparse.Namespace) -> Versions:
 
 
 def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.atomic_files import write_atomic
     from anysize.predict.evaluate import evaluate_run, format_table
     from anysize.ranks import join
 
+    prepare_outputs(parsed.json)
     with join() as ranks, progress_bar(console := ranks.console(console)) as progress:
         bar = progress.add_task("evaluate")
         run = parsed.weights if parsed.weights.is_dir() else parsed.weights.parent
@@ -104,13 +106,12 @@ def _evaluate(parsed: argparse.Namespace, console: Console) -> None:
             precision=parsed.precision,
             versions=_versions(parsed),
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
-            say=lambda line: console.print(line, highlight=False, markup=False),
+            say=functools.partial(say, console),
             ranks=ranks,
         )
-    console.print(format_table(result), highlight=False)
-    if parsed.json and ranks.is_first:
-        write_atomic(parsed.json, json.dumps(result, indent=2).encode())
-        console.print(f"Wrote {parsed.json}.", highlight=False)
+    say(console, format_table(result))
+    if ranks.is_first:
+        write_output(console, parsed.json, (json.dumps(result, indent=2) + "\n").encode())
 
 
 def _predict(parsed: argparse.Namespace, console: Console) -> None:
@@ -126,7 +127,7 @@ def _predict(parsed: argparse.Namespace, console: Console) -> None:
         labeller = _labeller(parsed)
         total = len(find_images(parsed.images))
         for note in not_read(parsed.images):
-            console.print(note, highlight=False, markup=False)
+            say(console, note)
         if labeller.kind == "joints":
             if ranks.size > 1:
                 raise ConfigError("Joints are predicted by one process. Start without torchrun.")
@@ -159,7 +160,7 @@ def _predict_masks(
         ):
             progress.advance(bar)
             tiles = f" in {done.num_tiles} overlapping tiles" if done.num_tiles > 1 else ""
-            console.print(f"{done.image} ({done.size}){tiles} -> {done.masks[0]}", highlight=False)
+            say(console, f"{done.image} ({done.size}){tiles} -> {done.masks[0]}")
 
 
 def _predict_joints(
@@ -180,10 +181,8 @@ def _predict_joints(
         ):
             progress.advance(bar)
             num = sum(len(places) for places in done.found)
-            console.print(
-                f"{done.image} ({done.size}): {num} joints -> {done.overlay}", highlight=False
-            )
-    console.print(f"Wrote {parsed.out / 'joints.csv'}.", highlight=False)
+            say(console, f"{done.image} ({done.size}): {num} joints -> {done.overlay}")
+    say(console, f"Wrote {parsed.out / 'joints.csv'}.")
 
 
 def _labeller(parsed: argparse.Namespace) -> Labeller:

@@ -10,6 +10,7 @@ from anysize.cli.parsing import verb
 from anysize.config import ModelConfig
 from anysize.errors import ConfigError
 from anysize.geometry import Size
+from anysize.wording import say
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -63,13 +64,13 @@ def _prove(parsed: argparse.Namespace, console: Console) -> int:
     proof = prove(net, parsed.sizes or SIZES, num_channels=parsed.channels, output=output)
     for one in (*proof.comparisons, proof.control):
         first = f"  first in {one.first_different}" if one.first_different else ""
-        console.print(
+        say(
+            console,
             f"{one.name:<24} outputs {one.outputs:.1e}  gradients {one.gradients:.1e}{first}",
-            highlight=False,
         )
     if not proof.exact:
         worst = next((c for c in proof.comparisons if not c.exact), proof.comparisons[0])
         for module_name, apart in worst.modules.items():
-            console.print(f"  {apart:.1e}  {module_name}", highlight=False)
-    console.print(proof.summary, highlight=False)
+            say(console, f"  {apart:.1e}  {module_name}")
+    say(console, proof.summary)
     return 0 if proof.exact else 1

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anysize.cli.output import say
+from anysize.cli.output import complain
 
 if TYPE_CHECKING:
     from anysize.config import DeviceName
@@ -29,5 +29,5 @@ def load_weights_of(path: Path, device: DeviceName, *, trust_net: bool = False) 
 
     weights = load_weights(weights_path(path), select_device(device), trust_net=trust_net)
     if weights.note:
-        say(weights.note.strip())
+        complain(weights.note.strip())
     return weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import tomllib
 from pathlib import Path
@@ -10,10 +11,19 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
-from anysize.cli.output import print_table, require_writable, say
+from anysize.cli.output import (
+    STDOUT,
+    add_json_option,
+    complain,
+    output_to_stderr,
+    prepare_outputs,
+    print_table,
+    write_output,
+)
 from anysize.cli.parsing import verb
 from anysize.config import UNITS, DeviceName
 from anysize.errors import ConfigError
+from anysize.wording import say
 
 if TYPE_CHECKING:
     pass
@@ -31,7 +41,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "anysize doctor run.toml --apply run-faster.toml",
     )
     doctor.add_argument("subject", type=Path, metavar="RUN", help="run folder or run.toml")
-    doctor.add_argument("--json", type=Path, metavar="F", help="also write it all as JSON")
+    add_json_option(doctor, "it all")
     doctor.add_argument(
         "--apply",
         type=Path,
@@ -66,7 +76,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     why.add_argument(
         "--seconds", type=float, default=120.0, help="most seconds after the first step (120)"
     )
-    why.add_argument("--json", type=Path, metavar="F", help="also write verdict and steps as JSON")
+    add_json_option(why, "verdict and steps")
     why.add_argument("--html", type=Path, metavar="F", help="also write one HTML page")
 
     _bench_options(
@@ -85,34 +95,32 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _doctor(parsed: argparse.Namespace, console: Console) -> int:
     import dataclasses
 
-    from anysize.atomic_files import write_atomic
     from anysize.doctor.apply import Promise, changes_of, faster_file, read_promise, write_faster
     from anysize.doctor.diagnose import describe, diagnose
     from anysize.doctor.measure import find_subject, measure
     from anysize_why.findings import to_json
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
-
+    tell = functools.partial(say, console)
     subject = find_subject(parsed.subject)
     out = None
     if parsed.apply is not None:
         out = faster_file(subject, parsed.apply if parsed.apply.name else None)
-    measured = measure(subject, seconds=parsed.seconds, say=say)
+    prepare_outputs(parsed.json, out)
+    measured = measure(subject, seconds=parsed.seconds, say=tell)
     diagnosis = diagnose(measured)
-    say(describe(measured, diagnosis))
+    tell(describe(measured, diagnosis))
     promise = read_promise(subject.source)
     if promise is not None:
-        say(
+        tell(
             f"Before the changes of {subject.source} an epoch took {promise.before_s:.2f} s, and "
             f"{promise.expected_s:.2f} s were expected; now it takes "
             f"{diagnosis.verdict.wall_s:.2f} s."
         )
     if out is not None and changes_of(diagnosis.verdict.findings):
         now = Promise(diagnosis.verdict.wall_s, diagnosis.expected_s)
-        say(write_faster(subject, diagnosis.verdict.findings, out, promise=now))
+        tell(write_faster(subject, diagnosis.verdict.findings, out, promise=now))
     elif out is not None:
-        say("Nothing to apply: no finding has a key of run.toml that keeps the results.")
+        tell("Nothing to apply: no finding has a key of run.toml that keeps the results.")
     if parsed.json:
         table = {
             **to_json(diagnosis.verdict),
@@ -120,55 +128,45 @@ def _doctor(parsed: argparse.Namespace, console: Console) -> int:
             "before": None if promise is None else dataclasses.asdict(promise),
             "measurements": dataclasses.asdict(measured),
         }
-        write_atomic(parsed.json, (json.dumps(table, indent=2) + "\n").encode())
-        say(f"Wrote {parsed.json}.")
+        write_output(console, parsed.json, (json.dumps(table, indent=2) + "\n").encode())
     return 1 if diagnosis.verdict.findings else 0
 
 
 def _why(parsed: argparse.Namespace, console: Console) -> int:
-    from anysize.atomic_files import write_atomic
     from anysize_why.findings import WhyError
     from anysize_why.why import describe, explain, watch, watched_json
 
-    for report in (parsed.json, parsed.html):
-        if report is not None and not report.absolute().parent.is_dir():
-            raise ConfigError(f"{report}: its folder does not exist; create it first.")
-    reports = {name: path.absolute() for name in ("json", "html") if (path := vars(parsed)[name])}
-    watched = watch(
-        parsed.script,
-        parsed.arguments,
-        num_steps=parsed.steps,
-        seconds=parsed.seconds,
-        module=parsed.module,
-    )
+    prepare_outputs(parsed.json, parsed.html)
+    with output_to_stderr(parsed.json == STDOUT):  # What the script prints.
+        watched = watch(
+            parsed.script,
+            parsed.arguments,
+            num_steps=parsed.steps,
+            seconds=parsed.seconds,
+            module=parsed.module,
+        )
     try:
         found = explain(watched)
     except WhyError as error:
-        say(str(error))
+        complain(str(error))
         return watched.code
-    console.print(describe(watched, found), highlight=False, markup=False)
-    if "json" in reports:
-        text = json.dumps(watched_json(watched, found), indent=1) + "\n"
-        write_atomic(reports["json"], text.encode())
-    if "html" in reports:
+    say(console, describe(watched, found))
+    text = json.dumps(watched_json(watched, found), indent=1) + "\n"
+    write_output(console, parsed.json, text.encode())
+    if parsed.html:
         from anysize_why.page import page
 
-        write_atomic(reports["html"], page(watched, found).encode())
-    for path in reports.values():
-        console.print(f"Wrote {path}.", highlight=False, markup=False)
+        write_output(console, parsed.html, page(watched, found).encode())
     return watched.code
 
 
 def _bench(parsed: argparse.Namespace, console: Console) -> None:
-    from anysize.atomic_files import write_atomic
     from anysize.bench.settings import bench_settings
     from anysize.bench.slim import require_peer
     from anysize.bench.table import ARM_COLUMNS, RATIO_COLUMNS, arm_rows, ratio_rows
     from anysize.config import ModelConfig
 
-    for out in (parsed.json, parsed.plot):
-        if out is not None:
-            require_writable(out)
+    prepare_outputs(parsed.json, parsed.plot)
     if parsed.plot and parsed.plot.suffix != ".png":
         raise ConfigError(f"--plot is {parsed.plot}; it must end with .png.")
     if parsed.plot and parsed.plot == parsed.json:
@@ -201,18 +199,15 @@ def _bench(parsed: argparse.Namespace, console: Console) -> None:
         require_peer(parsed.peers, model)
     from anysize.bench.experiment import run_bench
 
-    result = run_bench(settings, lambda line: console.print(line, highlight=False, markup=False))
+    result = run_bench(settings, functools.partial(say, console))
     print_table(console, ARM_COLUMNS, arm_rows(result))
     print_table(console, RATIO_COLUMNS, ratio_rows(result))
-    if parsed.json:
-        write_atomic(parsed.json, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    write_output(console, parsed.json, text.encode())
     if parsed.plot:
         from anysize.bench.plot import step_times_png
 
-        write_atomic(parsed.plot, step_times_png(result))
-    for out in (parsed.json, parsed.plot):
-        if out is not None:
-            console.print(f"Wrote {out}.", highlight=False, markup=False)
+        write_output(console, parsed.plot, step_times_png(result))
 
 
 def _bench_options(bench: argparse.ArgumentParser) -> None:
@@ -254,7 +249,7 @@ def _bench_options(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--precision", choices=("bf16", "float32"), default="bf16", help="that the arms compute in"
     )
-    bench.add_argument("--json", type=Path, metavar="F", help="also write it all as JSON")
+    add_json_option(bench, "it all")
     bench.add_argument("--plot", type=Path, metavar="F.png", help="draw step times")
     bench.add_argument(
         "--peers", type=Path, metavar="PYTHON", help="of a venv with tf_slim, to measure it too"

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from anysize.cli.output import prepare_outputs
 from anysize.cli.parsing import verb
 from anysize.cli.run_folder import load_weights_of
 from anysize.errors import AnysizeError, ConfigError
+from anysize.wording import printable, say
 
 if TYPE_CHECKING:
     pass
@@ -95,7 +97,7 @@ def _train(parsed: argparse.Namespace, console: Console) -> None:
             console=console,
             tell=_print_event if parsed.progress else None,
         )
-        ranks.console(console).print(f"Done. The run is in {run}.", highlight=False)
+        say(ranks.console(console), f"Done. The run is in {run}.")
 
 
 def _print_event(event: Mapping[str, Any]) -> None:
@@ -111,8 +113,12 @@ def _agrees(parsed: argparse.Namespace, console: Console) -> Callable[[str], boo
 
     def ask(question: str) -> bool:
         from rich.prompt import Confirm
+        from rich.text import Text
 
-        return Confirm.ask(question, console=console, default=True)
+        try:
+            return Confirm.ask(Text(printable(question)), console=console, default=True)
+        except EOFError:
+            return False
 
     return ask
 
@@ -121,6 +127,7 @@ def _report(parsed: argparse.Namespace, console: Console) -> None:
     from anysize.report import write_report
 
     run, examples = parsed.weights, []
+    prepare_outputs(run / "report.html")
     if parsed.examples < 0:
         raise ConfigError(f"--examples is {parsed.examples}; it must not be negative.")
     if parsed.examples and (run / "weights.safetensors").is_file():
@@ -130,5 +137,5 @@ def _report(parsed: argparse.Namespace, console: Console) -> None:
             weights = load_weights_of(run, "auto")
             examples = list(draw_examples(run, weights, parsed.examples))
         except AnysizeError as error:
-            console.print(f"The report has no predictions: {error}", highlight=False, markup=False)
-    console.print(f"Wrote {write_report(run, examples)}.", highlight=False)
+            say(console, f"The report has no predictions: {error}")
+    say(console, f"Wrote {write_report(run, examples)}.")

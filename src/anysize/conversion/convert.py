@@ -37,6 +37,7 @@ from anysize.models.weights_file import (
     read_metadata,
     write_weights_file,
 )
+from anysize.wording import count_of, say
 
 _listed = functools.partial(first_names, most=8)
 
@@ -72,11 +73,11 @@ def convert_file(path: Path, out: Path | None, asked: Asked, console: Console) -
     what = "a body; a head is trained by `train.weights` in a run.toml"
     if file.classes is not None:
         what = (
-            f"body and head, {len(file.classes.names)} classes, {file.kind}, output stride "
-            f"{file.config.output_stride}"
+            f"body and head, {count_of(len(file.classes.names), 'class', 'classes')}, {file.kind}, "
+            f"output stride {file.config.output_stride}"
         )
-    console.print(describe(foreign), highlight=False, markup=False)
-    console.print(f"Wrote {out}: {what}.", highlight=False, markup=False)
+    say(console, describe(foreign))
+    say(console, f"Wrote {out}: {what}.")
     return out
 
 

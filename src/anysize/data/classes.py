@@ -14,6 +14,7 @@ from typing import Annotated
 from anysize.data.files import read_lines
 from anysize.errors import ConfigError, DataError
 from anysize.tables import Index, Within, from_table
+from anysize.wording import count_of
 
 Byte = Annotated[int, Within(0, 255)]
 
@@ -42,7 +43,8 @@ def named_classes(names: Sequence[str], source: str) -> Classes:
     """
     if not names or len(names) > MAX_NAMES or not all(n.strip() for n in names):
         raise DataError(
-            f"{source} names {len(names)} classes; there must be 1 to {MAX_NAMES}, none empty. "
+            f"{source} names {count_of(len(names), 'class', 'classes')}; there must be 1 to "
+            f"{MAX_NAMES}, none empty. "
             f"Correct it, or write classes.toml."
         )
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -148,7 +150,8 @@ def saved_classes(text: str, source: str) -> Classes:
     classes = from_table(Classes, json.loads(text), source)
     if not 1 <= len(classes.names) == len(classes.colours) <= 256:
         raise ConfigError(
-            f"{len(classes.names)} classes with {len(classes.colours)} colours ({source})."
+            f"{count_of(len(classes.names), 'class', 'classes')} with "
+            f"{count_of(len(classes.colours), 'colour')} ({source})."
         )
     return classes
 

@@ -26,6 +26,7 @@ from anysize.data.reading import in_doubt
 from anysize.errors import first_names
 from anysize.faults import Fault, FaultError
 from anysize.images.headers import NUM_THREADS
+from anysize.wording import count_of
 
 _NO_CODE = -1
 
@@ -72,7 +73,9 @@ def detect_masks(
         seen = pool.map(lambda path: _look(path, usable[path], classes, kind), chosen)
         looks = [look for look in seen if look is not None]
     plain: MaskKind = "folders" if in_folders else "index"
-    because = f"detected from {len(looks)} files"
+    because = f"detected from the headers of {count_of(len(usable), 'file')}"
+    if len(looks) < len(usable):
+        because += f" and the pixels of {len(looks)}"
     if not looks:
         return Detected(plain, "no mask could be read")
     if kind == "multiclass" and any(look.as_ids is None for look in looks):

@@ -24,7 +24,7 @@ from anysize.data.formats.joints import joints_of
 from anysize.data.joints import ORIGINAL_MAPS, JointMaps, joint_targets, num_logits
 from anysize.data.samples import Classes, Sample, decode_mask, label_kind
 from anysize.data.transforms import Draw, apply_draw, draw_image, draw_joints
-from anysize.errors import DataError
+from anysize.errors import DataError, DeviceError
 from anysize.geometry import (
     Layout,
     LossAt,
@@ -200,6 +200,11 @@ def _fill(
                 image, mask = draw_image(draw, decoded), _joint_maps(sample, draw, recipe)
             else:
                 image, mask = apply_draw(draw, decoded, labels)
+    except MemoryError as error:
+        raise DeviceError(
+            f"Memory ran out while loading {sample.image} ({sample.size}). Free memory, or lower "
+            "train.prefetch_steps or train.loader_threads; a run goes on with --resume."
+        ) from error
     except Exception as error:
         error.add_note(f"while loading {sample.image}")
         raise

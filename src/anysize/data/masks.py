@@ -32,6 +32,7 @@ from anysize.geometry import Size
 from anysize.images.decode import size_fault
 from anysize.images.headers import ORIENTATION
 from anysize.images.opening import opened, readable, stand_upright
+from anysize.wording import count_of
 
 
 def label_kind(sample: Sample, classes: Classes) -> LabelKind:
@@ -239,7 +240,8 @@ def _wrong_values(
         return FaultError(
             "binary",
             path,
-            f"{path} holds 0 ({values.size - counts[0]} pixels) and 255 ({counts[0]} pixels), "
+            f"{path} holds 0 ({count_of(values.size - int(counts[0]), 'pixel')}) and 255 "
+            f"({count_of(int(counts[0]), 'pixel')}), "
             f'where 0 and 1 are labels. Divide it by 255, or set data.masks to "binary".',
             (("255", counts[0]),),
         )
@@ -266,7 +268,7 @@ def _ranges(values: list[int]) -> str:
 
 def _unlisted(path: Path, found: list[int], counts: list[int], rule: str) -> FaultError:
     named = zip(found, counts, strict=True)
-    listed = first_names((f"{v} ({n} pixels)" for v, n in named), MOST_LISTED)
+    listed = first_names((f"{v} ({count_of(n, 'pixel')})" for v, n in named), MOST_LISTED)
     return FaultError(
         "values",
         path,
@@ -356,7 +358,7 @@ def _unknown_colours(path: Path, codes: NDArray[np.int32], classes: Classes) -> 
             ),
         )
         lines.append(
-            f"{list(colour)} ({count} pixels; nearest: {classes.names[near]} "
+            f"{list(colour)} ({count_of(count, 'pixel')}; nearest: {classes.names[near]} "
             f"{list(classes.colours[near])})"
         )
     more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
@@ -401,7 +403,7 @@ def _read_tiff_pages(path: Path, num_planes: int, sample: Sample) -> NDArray[np.
     with opened(path, ("TIFF",)) as image:
         num_frames = getattr(image, "n_frames", 1)
         if num_frames != num_planes:
-            raise _wrong_stack(path, f"{num_frames} pages", num_planes)
+            raise _wrong_stack(path, count_of(num_frames, "page"), num_planes)
         planes: list[NDArray[np.uint8]] = []
         for page in range(num_planes):
             image.seek(page)

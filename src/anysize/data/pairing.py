@@ -19,6 +19,7 @@ from anysize.images.formats import (
     format_by_suffix,
     is_hidden,
 )
+from anysize.wording import count_of
 
 PLAIN = "{stem}"
 
@@ -58,7 +59,7 @@ def scan_flat(
         paired = _unpatterned(of_folder, pattern)
         if len(paired) < len(of_folder):
             num = len(of_folder) - len(paired)
-            notes.append(f"{num} files in {folder} are not named {pattern}; they are passed over.")
+            notes.append(f"{count_of(num, 'file')} in {folder} passed over: not named {pattern}.")
         masks.append(paired)
         if not set(paired) & set(found):
             _propose(found, of_folder, images, folder, pattern)
@@ -154,7 +155,7 @@ def passed_over(folder: Path, suffixes: Sequence[str], *, deep: bool) -> list[st
         if found is not None and found.suffixes[0] not in suffixes and not is_hidden(path):
             by_format.setdefault(found.no_image, []).append(path)
     return [
-        f"{len(paths)} files in {folder} are passed over: "
+        f"{count_of(len(paths), 'file')} in {folder} passed over: "
         f"{first_names(p.name for p in paths)}. {why}"
         for why, paths in by_format.items()
     ]

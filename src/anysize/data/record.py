@@ -15,6 +15,7 @@ from anysize.atomic_files import write_atomic
 from anysize.data.samples import Sample
 from anysize.errors import DataError, first_names
 from anysize.geometry import Size
+from anysize.wording import count_of
 
 RECORD_FILE = "samples.json"
 
@@ -103,7 +104,7 @@ def describe_changes(found: Comparison) -> str:
     if found.same_lists:
         return ""
     if found.added:
-        count = "1 image" if len(found.added) == 1 else f"{len(found.added)} images"
+        count = count_of(len(found.added), "image")
         names = first_names(found.added)
         return f"The data folder has {count} that the run did not begin with: {names}."
     return "The lists of images differ from those that the run began with."

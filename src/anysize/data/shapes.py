@@ -24,6 +24,7 @@ from anysize.errors import first_names
 from anysize.faults import FaultError
 from anysize.geometry import Size
 from anysize.images.headers import DECODER_ERRORS, Frame
+from anysize.wording import count_of
 
 MAX_SHAPES = 100_000
 """Shapes of one image; COCO's fullest image has 93, an aerial photograph some thousands."""
@@ -169,7 +170,9 @@ def class_of(label: str, classes: Classes) -> int | None:
 
 def unknown_labels(path: Path, unknown: Mapping[str, int], classes: Classes) -> FaultError:
     """The fault of a file that names what is no class; `unknown` are these names, counted."""
-    listed = ", ".join(f"{name!r} ({count} shapes)" for name, count in list(unknown.items())[:10])
+    listed = ", ".join(
+        f"{name!r} ({count_of(count, 'shape')})" for name, count in list(unknown.items())[:10]
+    )
     return FaultError(
         "labels",
         path,

@@ -6,7 +6,6 @@ called or whether 255 is a class, is left to be filled in, and said in a comment
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,8 @@ from anysize.data.pairing import find_patterns, key_of
 from anysize.errors import ConfigError, DataError
 from anysize.faults import FaultError
 from anysize.images.formats import IMAGE_SUFFIXES, LABEL_SUFFIXES, is_hidden
+from anysize.tables import toml_text
+from anysize.wording import count_of, printable
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,16 +86,18 @@ def write_starter(root: Path, run_toml: Path) -> list[str]:
     if toml.exists() and run_toml.exists():
         raise ConfigError(f"{toml} and {run_toml} already exist; init never overwrites a file.")
     found = look_into(root)
-    said = [*found.notes]
+    said, settings = [*found.notes], _run_toml(root, run_toml, found).encode()
     if toml.exists():
         said.append(f"{toml} already exists; it is left as it is.")
     elif found.names:
         write_atomic(toml, classes_toml(found).encode())
-        said.append(f"Wrote {toml}: {len(found.names)} classes. Correct their names.")
+        said.append(
+            f"Wrote {toml}: {count_of(len(found.names), 'class', 'classes')}. Correct their names."
+        )
     if run_toml.exists():
         said.append(f"{run_toml} already exists; it is left as it is.")
     else:
-        write_atomic(run_toml, _run_toml(root, run_toml, found).encode())
+        write_atomic(run_toml, settings)
         said.append(f"Wrote {run_toml}. Next: anysize check {run_toml}")
     return said
 
@@ -203,7 +206,9 @@ def _of_masks(root: Path, paths: Sequence[Path]) -> Found:
     found = _of_colours(root, colours_with) if coloured else _of_ids(root, images_with, palette)
     found.unread = unread
     if unread:
-        found.notes.append(f"{unread} masks cannot be read; `anysize check {root}` names them.")
+        found.notes.append(
+            f"Not read: {count_of(unread, 'mask')}; `anysize check {root}` says why."
+        )
     return found
 
 
@@ -270,8 +275,8 @@ def classes_toml(found: Found) -> str:
         f"ignore_index = {IGNORED}  # the value of pixels that neither train nor count",
     ]
     for i, (name, colour) in enumerate(zip(found.names, colours, strict=True)):
-        seen = f"  # in {found.num_images[i]} masks" if found.num_images else ""
-        lines += ["", f"[[class]]{seen}", f"name = {_text(name)}", f"colour = {list(colour)}"]
+        seen = f"  # in {count_of(found.num_images[i], 'mask')}" if found.num_images else ""
+        lines += ["", f"[[class]]{seen}", f"name = {toml_text(name)}", f"colour = {list(colour)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -282,18 +287,18 @@ def _run_toml(root: Path, run_toml: Path, found: Found) -> str:
         "# trains. Keys that are commented out show their defaults, or what else they can be.",
         "",
         "[data]",
-        f"root = {_text(Path(relative).as_posix())}",
+        f"root = {toml_text(Path(relative).as_posix())}",
     ]
-    lines += [f"# {note}" for note in found.notes]
+    lines += ["# " + printable(note).replace("\n", " ") for note in found.notes]
     if found.names == ["background", "foreground"] and not found.num_images:
         lines += [
             '# masks = "binary"  # 255 is the class "foreground"',
             '# masks = "index"   # 255 is ignored',
         ]
     if found.pattern:
-        lines.append(f"mask_pattern = {_text(found.pattern)}")
+        lines.append(f"mask_pattern = {toml_text(found.pattern)}")
     if found.ids:
-        pairs = ", ".join(f"{value} = {_text(name)}" for value, name in found.ids.items())
+        pairs = ", ".join(f"{value} = {toml_text(name)}" for value, name in found.ids.items())
         lines.append(f"ids = {{ {pairs} }}")
     kind = '"sigmoid"  # any number of classes per pixel' if found.multilabel else '"softmax"'
     lines += [
@@ -314,8 +319,3 @@ def _run_toml(root: Path, run_toml: Path, found: Found) -> str:
         '# weights = "resnet_v1_50.safetensors"  # pretrained, from `anysize convert`',
     ]
     return "\n".join(lines) + "\n"
-
-
-def _text(value: str) -> str:
-    """A TOML string; JSON's escapes are a part of TOML's."""
-    return json.dumps(value, ensure_ascii=False)

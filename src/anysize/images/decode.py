@@ -34,6 +34,7 @@ from anysize.images.opening import (
     upright,
 )
 from anysize.images.tiff import can_read_rows, decode_bands, needs_bands, unsupported
+from anysize.wording import count_of
 
 EIGHT_BIT_MODES = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr"}
@@ -199,7 +200,7 @@ def _with_channels(pixels: Pixels, num_colours: int, num_channels: int, path: Pa
         return np.ascontiguousarray(pixels[..., :num_colours])
     if num_colours == 1 and num_channels == 3:
         return np.repeat(pixels[..., :1], 3, axis=-1)
-    what = f"{num_colours} channel{'s' if num_colours > 1 else ''}"
+    what = count_of(num_colours, "channel")
     if stored > num_colours:
         what += " and alpha"
     raise FaultError(

@@ -16,6 +16,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from anysize.errors import DataError
 from anysize.geometry import Size
 from anysize.images.formats import IMAGE_FORMATS, format_of
+from anysize.wording import count_of
 
 DECODER_ERRORS = (
     OSError,
@@ -185,7 +186,9 @@ def unreadable(errors: Sequence[DataError], num_images: int) -> DataError:
         return errors[0]
     named = "".join(f"\n  {e}" for e in errors[:MAX_NAMED])
     more = f"\n  and {len(errors) - MAX_NAMED} more." if len(errors) > MAX_NAMED else ""
-    return DataError(f"{len(errors)} of {num_images} images cannot be read:{named}{more}")
+    return DataError(
+        f"{len(errors)} of {count_of(num_images, 'image')} cannot be read:{named}{more}"
+    )
 
 
 def png_may_be_turned(path: Path) -> bool:

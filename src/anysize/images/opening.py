@@ -24,13 +24,19 @@ LARGEST_WHOLE = 1 << 29
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What a decoder raises inside the block becomes a FaultError that names the file."""
+    """What a decoder raises inside the block becomes a FaultError that names the file.
+
+    Memory that runs out is no fault of the file; its error only gets a note.
+    """
     try:
         yield
     except DECODER_ERRORS as error:
         raise FaultError(
             "unreadable", path, f"{path} cannot be decoded: {why_unreadable(path, error)}"
         ) from error
+    except MemoryError as error:
+        error.add_note(f"while reading {path}")
+        raise
 
 
 @contextmanager

@@ -7,12 +7,12 @@ is needed to use them (net, classes, pixel convention).
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,7 +36,7 @@ from anysize.models.build import build_model
 from anysize.models.net import Net
 from anysize.tables import from_table
 
-WEIGHTS_FORMAT = "anysize-weights-1"
+WEIGHTS_FORMAT = "anysize-weights-2"
 
 
 OF_THE_BODY = (
@@ -128,17 +128,35 @@ def write_weights_file(path: Path, file: WeightsFile) -> None:
     if file.classes is not None and file.kind is not None:
         metadata["classes"] = json.dumps(dataclasses.asdict(file.classes))
         metadata["kind"] = file.kind
-    write_atomic(path, save(contiguous(file.tensors), metadata))
+    write_tensors(path, file.tensors, metadata)
 
 
 def read_weights_file(path: Path) -> WeightsFile:
-    """Reads a weights file; whether its tensors are those of its net, only building it shows.
+    """Reads a weights file.
 
     Raises:
-        WeightsError: No such file, damaged, or not a weights file of Anysize.
+        WeightsError: As `describe_weights_file`; or the checksum shows damage.
     """
-    tensors, metadata = read_tensors(path, WEIGHTS_FORMAT)
-    return parse_weights(path, metadata, tensors)
+    file = describe_weights_file(path)
+    tensors, _ = read_tensors(path, WEIGHTS_FORMAT)
+    return dataclasses.replace(file, tensors=tensors)
+
+
+def describe_weights_file(path: Path) -> WeightsFile:
+    """Reads the header of a weights file; its tensors have shapes but no values.
+
+    Raises:
+        WeightsError: No such file, damaged, not a weights file of Anysize, or its tensors are not
+            those of the ResNet that it describes.
+    """
+    file = _parse_weights(path, read_metadata(path, WEIGHTS_FORMAT))
+    with safe_open(path, framework="pt") as opened:  # pyright: ignore[reportArgumentType]
+        shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    file = dataclasses.replace(file, tensors=tensors)
+    if not file.config.net:  # The code of other nets is only called where it is trusted.
+        _require_same_tensors(expected_tensors(file, str(path)), tensors, str(path))
+    return file
 
 
 def weights_path(path: Path) -> Path:
@@ -171,8 +189,6 @@ def load_weights(path: Path, device: torch.device, *, trust_net: bool = False) -
         if not trust_net:
             _require_consent(path, file.config)
         note = _said_of_versions(path, file)
-    else:
-        _require_same_tensors(expected_tensors(file, str(path)), file.tensors, str(path))
     try:
         model = build_model(file.config, num_logits(file.kind, len(file.classes.names)))
     except AnysizeError as error:
@@ -279,10 +295,8 @@ def _require_same_tensors(
         )
 
 
-def parse_weights(
-    path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> WeightsFile:
-    """A weights file from its metadata; `tensors` may be left empty.
+def _parse_weights(path: Path, metadata: Mapping[str, str]) -> WeightsFile:
+    """A weights file from its metadata, without tensors.
 
     Raises:
         WeightsError: The metadata are invalid.
@@ -306,10 +320,20 @@ def parse_weights(
         pixels=pixels,
         classes=classes,
         kind=typing.cast("LabelKind | None", kind),
-        tensors=tensors,
+        tensors={},
         source=metadata.get("source", ""),
         package=metadata.get("package", ""),
     )
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file with a checksum over tensors and metadata, whole or not at all.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; an older file stays.
+    """
+    tensors = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
+    write_atomic(path, save(tensors, {**metadata, "sha256": _checksum(tensors, metadata)}))
 
 
 def read_tensors(path: Path, expected_format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -319,11 +343,26 @@ def read_tensors(path: Path, expected_format: str) -> tuple[dict[str, Tensor], d
         WeightsError: No such file, damaged, or of another format.
     """
     metadata = read_metadata(path, expected_format)
+    stated = metadata.pop("sha256", "")
     try:
         with safe_open(path, framework="pt") as file:  # pyright: ignore[reportArgumentType]
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is damaged: {error}. Take another file.") from None
+        raise WeightsError(f"{path} is damaged: {error}. Take another copy of it.") from None
+    if stated != _checksum(tensors, metadata):
+        raise WeightsError(
+            f"{path} is damaged: its checksum does not match. Take another copy of it."
+        )
+    return tensors, metadata
+
+
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_metadata(path: Path, expected_format: str) -> dict[str, str]:
@@ -336,7 +375,7 @@ def read_metadata(path: Path, expected_format: str) -> dict[str, str]:
         raise WeightsError(f"No such file: {path}.")
     try:
         with safe_open(path, framework="pt") as file:  # pyright: ignore[reportArgumentType]
-            metadata: dict[str, Any] = file.metadata() or {}
+            metadata: dict[str, str] = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise WeightsError(
             f"{path} is damaged or not a safetensors file: {error}. Weights of other systems are "
@@ -364,8 +403,3 @@ def _of_another_format(path: Path, found: str, expected: str) -> str:
         f"{path} was not written by Anysize. Weights of other systems are taken over with `anysize "
         "convert`."
     )
-
-
-def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU and contiguous, as safetensors takes them."""
-    return {n: t.detach().cpu().contiguous() for n, t in tensors.items()}

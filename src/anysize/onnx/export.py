@@ -51,6 +51,7 @@ from anysize.onnx.file import (
     to_metadata,
 )
 from anysize.predict.tiles import NO_CLASS, predict_logits
+from anysize.wording import count_of
 
 if TYPE_CHECKING:
     import onnx
@@ -277,7 +278,7 @@ def compare(labeller: OnnxLabeller, weights: Weights) -> ExportCheck:
 def describe(check: ExportCheck) -> str:
     """A check as a sentence without its full stop."""
     smallest, largest = min(check.sizes), max(check.sizes)
-    images = f"on {len(check.sizes)} images from {smallest} to {largest}"
+    images = f"on {count_of(len(check.sizes), 'image')} from {smallest} to {largest}"
     if check.output == "labels":
         return f"{check.num_differing} of {check.num_pixels} certain labels differ {images}"
     return f"largest difference {check.difference:.1e} of the range of the logits {images}"

@@ -37,6 +37,7 @@ from anysize.geometry import NetGeometry, Size
 from anysize.images.decode import Rows, as_rows
 from anysize.predict.tiles import Prediction, predict_tiled, to_probabilities
 from anysize.tables import from_table
+from anysize.wording import count_of
 
 if TYPE_CHECKING:
     import onnx
@@ -172,8 +173,10 @@ class OnnxLabeller:
         num_channels = len(self.pixels.mean)
         if image.dtype != np.uint8 or image.shape[2:] != (num_channels,):
             raise DataError(
-                f"{self.name} takes images of {num_channels} channels of 8 bits, not of "
-                f"{image.shape[2]} channels of {8 * image.itemsize} bits. Predict with the run it "
+                f"{self.name} takes images of {count_of(num_channels, 'channel')} of 8 bits, not "
+                "of "
+                f"{count_of(image.shape[2], 'channel')} of {8 * image.itemsize} bits. Predict with "
+                "the run it "
                 "was exported from, or convert the image."
             )
         for extent in size:

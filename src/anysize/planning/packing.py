@@ -24,6 +24,7 @@ from anysize.errors import ShapeError
 from anysize.geometry import Canvas, Layout, NetGeometry, Placement, Size, ceil_div, place
 from anysize.planning.blocks import MAX_CONTENT, PASS_OVERHEAD, Extents, Index, extents_of
 from anysize.planning.grouping import Search, group
+from anysize.wording import count_of
 
 WINDOW = 600
 """Images that may meet in a step: enough that good partners exist, few enough to try them all."""
@@ -175,7 +176,7 @@ def count_sizes(sizes: Sequence[Size]) -> str:
     distinct = sorted(set(sizes), key=lambda s: (-s.pixels, s))
     named = ", ".join(str(s) for s in distinct[:5])
     more = f" and {len(distinct) - 5} more sizes" if len(distinct) > 5 else ""
-    images = "1 image" if len(sizes) == 1 else f"{len(sizes)} images"
+    images = count_of(len(sizes), "image")
     return f"{images} ({named}{more}; height x width)"
 
 

@@ -18,6 +18,7 @@ from anysize.errors import ConfigError, ShapeError
 from anysize.geometry import Canvas, NetGeometry, Size, round_up
 from anysize.planning.packing import Plan, check_fit, pack
 from anysize.tables import Count, from_table
+from anysize.wording import count_of
 
 FORMAT = "anysize-plan-1"
 SUMMARY_ORDERS = 2
@@ -64,8 +65,9 @@ def describe_plan(plan: Plan, sizes: Sequence[Size]) -> str:
     """The summary in words, a few lines."""
     summary = plan_summary(plan, sizes)
     lines = [
-        f"{summary['images']} images of {summary['distinct_sizes']} sizes -> "
-        f"{summary['canvases']} canvases, {100 * summary['waste']:.1f}% waste, "
+        f"{count_of(summary['images'], 'image')} of {count_of(summary['distinct_sizes'], 'size')}"
+        f" -> {count_of(summary['canvases'], 'canvas', 'canvases')}, {100 * summary['waste']:.1f}% "
+        "waste, "
         f"{summary['passes_per_step']:.2f} passes a step of {plan.images_per_step}",
     ]
     for canvas, share in zip(plan.canvases, summary["canvas_shares"], strict=True):
@@ -137,7 +139,7 @@ def read_plan(path: Path) -> Plan:
         ConfigError: No such file, not JSON, or a key that is missing, unknown or out of range.
     """
     try:
-        table: object = json.loads(path.read_text(encoding="utf-8"))
+        table: object = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"No such plan: {path}. Make one with `anysize plan`.") from None
     except (OSError, ValueError, RecursionError) as error:

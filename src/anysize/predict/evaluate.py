@@ -42,6 +42,7 @@ from anysize.predict.joints import JointScores, add_joints, joint_metrics, joint
 from anysize.predict.tiles import canvas_logits
 from anysize.predict.versions import ITSELF, Versions, averaged_probabilities
 from anysize.ranks import ALONE, Ranks
+from anysize.wording import count_of
 
 WORTH_SAYING = 0.0005
 """An error of average precision that the table's digits would show."""
@@ -269,11 +270,11 @@ def evaluate_run(
     root = data or own
     if data is None or _has_images_of_run(data, config.data, weights.kind, record):
         folder, samples = held_out(run, config, root, weights.kind)
-        say(f"{len(samples)} images of {root} that the run held out.")
+        say(f"{count_of(len(samples), 'image')} of {root} that the run held out.")
     else:
         folder = _read_other(root, config.data, weights.kind)
         samples = folder.samples
-        say(f"{folder.description} All {len(samples)} images are scored.")
+        say(f"{folder.description} Scored: {count_of(len(samples), 'image')}.")
     if folder.classes.names != weights.classes.names:
         raise DataError(
             f"The weights have the classes {', '.join(weights.classes.names)}, but {root} has "
@@ -353,7 +354,9 @@ def format_table(result: dict[str, Any]) -> str:
     """The metrics as lines of text: one row per class, their means, and the totals; in percent."""
     if result["kind"] == "joints":
         return joints_table(result)
-    totals = f"{result['num_images']:,} images, {result['num_pixels'] / 1e6:,.2f} megapixels"
+    totals = (
+        f"{count_of(result['num_images'], 'image')}, {result['num_pixels'] / 1e6:,.2f} megapixels"
+    )
     if result["kind"] == "multiclass":
         title = "IoU"
         totals = (

@@ -19,7 +19,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from torch import Tensor
 
-from anysize.atomic_files import write_atomic
+from anysize.atomic_files import remove_unfinished, write_atomic
 from anysize.config import LabelKind, PixelConvention
 from anysize.data.classes import Classes
 from anysize.data.files import files_below
@@ -43,6 +43,7 @@ from anysize.predict.tiles import (
 )
 from anysize.predict.versions import ITSELF, Versions, averaged_probabilities
 from anysize.ranks import ALONE, Ranks
+from anysize.wording import count_of
 
 OVERLAY_PIXELS = 1 << 26
 """Most pixels of an overlay; one of a larger image has every second, third, ... pixel of it."""
@@ -270,13 +271,18 @@ def label_files(
             f"{out} holds classes.toml, so it is a data folder, and predictions would overwrite "
             "its masks. Predict into another folder."
         )
+    folders: set[Path] = set()
     for image in images:
         for target in _targets(labeller, image, out, probabilities=probabilities):
+            folders.add(target.parent)
             if target.resolve() == image.resolve():
                 raise DataError(
                     f"{image} would be overwritten by its own prediction. Predict into another "
                     f"folder than {out}."
                 )
+    if ranks.is_first:
+        for folder in folders:
+            remove_unfinished(folder)
     return _predict_each(labeller, images, out, max_pixels, probabilities, ranks)
 
 
@@ -304,7 +310,8 @@ def _predict_each(
                 yield found.prediction
     if faults:
         raise DataError(
-            f"{len(faults)} of {len(images)} images could not be predicted:\n" + "\n".join(faults)
+            f"{len(faults)} of {count_of(len(images), 'image')} could not be "
+            "predicted:\n" + "\n".join(faults)
         )
 
 
@@ -322,7 +329,7 @@ def _predict_one(
     """The files of an image, or what is wrong with it."""
     try:
         pixels = labeller.pixels
-        image = image_rows(path, len(pixels.mean), pixels.float_range)
+        image = _rows_in_memory(path, pixels)
         prediction = labeller.predict(
             image, max_pixels=max_pixels, keep_probabilities=probabilities
         )
@@ -338,6 +345,16 @@ def _predict_one(
             "Use a smaller one, and the image runs in tiles."
         ) from error
     return _files_of(labeller, path, image, prediction, out)
+
+
+def _rows_in_memory(path: Path, pixels: PixelConvention) -> Rows:
+    try:
+        return image_rows(path, len(pixels.mean), pixels.float_range)
+    except MemoryError as error:
+        raise DataError(
+            f"Memory does not suffice to decode {path}. Free memory, or save it as a TIFF, which "
+            "is read in parts."
+        ) from error
 
 
 def _files_of(

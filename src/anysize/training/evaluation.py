@@ -16,9 +16,10 @@ from anysize.errors import DataError
 from anysize.models.weights_file import save_weights
 from anysize.predict.evaluate import evaluate
 from anysize.predict.metrics import SCORES
-from anysize.training.events import EventLog, read_events
+from anysize.training.events import EventLog, read_events, read_metrics
 from anysize.training.job import Job
 from anysize.training.stop import Stop
+from anysize.wording import say
 
 LONG = ("images", "confusion", "at_half")
 """What of a result `metrics.json` has, and events have not."""
@@ -55,6 +56,10 @@ def evaluate_if_due(
         return
     _, metric = SCORES[job.config.loss.labels]
     value = result[metric]
+    scored = read_metrics(job.run)
+    # It outlives a log that was lost; an evaluation that is done again is not earlier.
+    if scored is not None and scored["step"] < step and metric in scored:
+        earlier.append(scored)
     earlier_values = [e[metric] for e in earlier if e[metric] is not None]
     # Where no score is defined, the last net is as good as any.
     is_best = not earlier_values if value is None else value > max(earlier_values, default=-1.0)
@@ -74,10 +79,10 @@ def evaluate_if_due(
         }
     )
     score = "is not defined: no label counts" if value is None else f"{value:.2%}"
-    job.console.print(
+    say(
+        job.console,
         f"evaluate after epoch {epoch}: {metric} {score}"
         f"{' (best so far, saved)' if is_best else ''}",
-        highlight=False,
     )
 
 
@@ -91,10 +96,10 @@ def stops_early(job: Job, step: int, log: EventLog) -> bool:
         return False
     epoch, (_, metric) = best[-1]["epoch"], SCORES[job.config.loss.labels]
     score = "undefined" if best[-1][metric] is None else f"{best[-1][metric]:.2%}"
-    job.console.print(
+    say(
+        job.console,
         f"Stopped early after epoch {scored[-1]['epoch']}: {metric} has not been better than "
         f"{score}, after epoch {epoch}, for {patience} epochs (train.patience).",
-        highlight=False,
     )
     if not any(e["event"] == "early_stop" and e["step"] == step for e in events):
         log.write({"event": "early_stop", "step": step, "best_epoch": epoch, "best_score": score})
@@ -131,14 +136,14 @@ def _evaluate(job: Job, step: int, log: EventLog, stop: Stop) -> dict[str, Any]:
             break
         release_memory(job.device)
         canvases = tuple(c for c in canvases if c.pixels < largest)
-        job.console.print(
+        say(
+            job.console,
             f"Memory ran out in the evaluation: it runs on canvases below {largest:,} pixels.",
-            highlight=False,
         )
     if broken and len(broken) == len(job.val_samples):
         raise DataError(f"No image of the evaluation can be read: {next(iter(broken.values()))}")
     for stem, fault in (broken or {}).items():
         job.tally.broken[stem] = fault
-        job.console.print(f"evaluation: left out an image. {fault}", highlight=False)
+        say(job.console, f"evaluation: left out an image. {fault}")
         log.write({"event": "broken", "step": step, "image": stem, "fault": fault})
     return result

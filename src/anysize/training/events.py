@@ -88,6 +88,15 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+def read_metrics(run: Path) -> dict[str, Any] | None:
+    """The evaluation of the best weights; None where a run has none yet, or its file is damaged."""
+    try:
+        table: object = json.loads((run / "metrics.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return _checked({**table, "event": "evaluate"}) if isinstance(table, dict) else None
+
+
 def forget_events_after(path: Path, step: int) -> None:
     """Drops what a killed run logged after its last checkpoint; the resumed run logs it again."""
     kept = [e for e in read_events(path) if e["step"] <= step]
@@ -101,14 +110,17 @@ def _event(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict):
         return None
-    event = cast("dict[str, Any]", value)
+    return _checked(cast("dict[str, Any]", value))
+
+
+def _checked(event: dict[str, Any]) -> dict[str, Any] | None:
+    """An event that has what readers of its kind go by, or None."""
     if not isinstance(event.get("event"), str) or type(event.get("step")) is not int:
         return None
     return event if _is_whole(event) else None
 
 
 def _is_whole(event: dict[str, Any]) -> bool:
-    """Whether an event has what readers of its kind go by."""
     if not all(_is_number(event.get(key)) for key in _NUMBERS.get(event["event"], ())):
         return False
     if event["event"] != "evaluate":

@@ -48,6 +48,7 @@ from anysize.training.memory import PassLimit, Tally
 from anysize.training.optim import build_optimizer
 from anysize.training.plans import plan_for
 from anysize.training.step import StepResult, train_step
+from anysize.wording import say
 
 
 def prepare(
@@ -93,7 +94,7 @@ def _read(
     folder = read_folder(root, config.data, config.loss.labels)
     classes, samples = folder.classes, folder.samples
     for line in (folder.description, *folder.notes):
-        console.print(line, highlight=False)
+        say(console, line)
     train_samples, val_samples = split_samples(
         samples, config.data, root, seed=config.train.seed, listed=folder.listed
     )
@@ -137,7 +138,7 @@ def _build(
         theirs, taken = start_from(
             model, Path(config.train.weights), config.model, classes, config.loss.labels
         )
-        console.print(taken)
+        say(console, taken)
         pixels = theirs or pixels
         # These are the camera's, not the net's.
         pixels = dataclasses.replace(
@@ -259,10 +260,10 @@ def _samples_as_before(
     """The images that a run began with; says and asks if the data folder has others by now."""
     found = compare_with_record(run / RECORD_FILE, samples, train, val)
     if found.changed:
-        console.print(
+        say(
+            console,
             f"Files changed since the run began: {first_names(found.changed)}. Going on with them "
             "as they are now.",
-            highlight=False,
         )
     news = describe_changes(found)
     if news:
@@ -273,7 +274,7 @@ def _samples_as_before(
             )
         if not agrees(f"{news} Go on with those that it began with?"):
             raise DataError("Nothing was done. A new run takes the images as they are now.")
-        console.print(f"{news} Going on with those that it began with.", highlight=False)
+        say(console, f"{news} Going on with those that it began with.")
     return found.train, found.val
 
 
@@ -291,11 +292,10 @@ def _with_class_weights(
             )
         weights = median_frequency_weights(samples, classes, config.train.loader_threads)
         named = zip(classes.names, weights, strict=True)
-        console.print(
+        say(
+            console,
             f"loss.class_weights from {len(samples)} training masks: "
             f"{', '.join(f'{name} {weight:g}' for name, weight in named)}",
-            highlight=False,
-            markup=False,
         )
         return dataclasses.replace(
             config, loss=dataclasses.replace(config.loss, class_weights=weights)

@@ -38,6 +38,7 @@ from anysize.training.optim import learning_rate, set_learning_rate
 from anysize.training.pace import Pace, time_left
 from anysize.training.run_folder import save
 from anysize.training.step import StepResult
+from anysize.wording import say
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ def run_steps(
                 with job.stage("logging"):
                     event = window.event(job, place, epoch)
                     log.write(event)
-                    job.console.print(console_line(event, job.num_steps), highlight=False)
+                    say(job.console, console_line(event, job.num_steps))
                 window = _Window()
                 words = f"loss {event['loss']:.4f}  {time_left(event)}"
             # Also when passes became smaller: a resumed run must not try the large ones again.
@@ -169,7 +170,7 @@ def _one_step(job: Job, place: Place, due: _Due, window: _Window, log: EventLog)
     step = place.step
     for stem, fault in due.broken.items():
         job.tally.broken[stem] = fault
-        job.console.print(f"step {step + 1}: left out an image. {fault}", highlight=False)
+        say(job.console, f"step {step + 1}: left out an image. {fault}")
         log.write({"event": "broken", "step": step + 1, "image": stem, "fault": fault})
     set_learning_rate(job.optimizer, learning_rate(job.config.optim, step, job.num_steps))
     planned_pixels = job.tally.max_pass_pixels

@@ -21,6 +21,7 @@ from anysize.data.batch import Batch
 from anysize.data.splitting import smaller_batches, split_to_fit
 from anysize.device import is_out_of_memory
 from anysize.errors import DataError, DeviceError, WeightsError
+from anysize.wording import count_of
 
 BAD_STEPS_FILE = "bad-steps.json"
 
@@ -73,7 +74,8 @@ class Tally:
         write_atomic(path, json.dumps(self.bad_steps, indent=2).encode())
         images = [name for bad in self.bad_steps for name in bad["images"]]
         raise DataError(
-            f"The loss or its gradient was not finite in {len(self.bad_steps)} steps in a row, up "
+            f"The loss or its gradient was not finite in {count_of(len(self.bad_steps), 'step')} "
+            "in a row, up "
             f"to step {self.bad_steps[-1]['step']}; nothing was learned from them. Their images "
             f"are {', '.join(images[:10])}{' ...' if len(images) > 10 else ''}: all are in {path}. "
             "Look at these images and masks. If all steps fail, start anew with a lower optim.lr, "

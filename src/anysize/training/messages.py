@@ -11,6 +11,7 @@ from anysize.planning.packing import Step
 from anysize.training.events import EventLog
 from anysize.training.job import Job
 from anysize.training.pace import time_left
+from anysize.wording import say
 
 
 def console_line(event: dict[str, Any], num_steps: int) -> str:
@@ -34,24 +35,24 @@ def say_norms_that_cannot_learn(job: Job, steps: Sequence[Step]) -> None:
     """
     config, geometry = job.config, job.model.geometry
     if config.model.norm == "frozen" and not config.train.weights:
-        job.console.print(
+        say(
+            job.console,
             "model.norm is frozen, but train.weights is empty: the norms keep mean 0 and variance "
             "1, which are those of no image, so the net hardly learns or diverges. Set model.norm "
             'to "trained", or train.weights to a file to start from.',
-            highlight=False,
         )
     if config.model.norm != "trained":
         return
     layouts = [p.layout for step in steps for p in step.passes]
     alone = [x.placements[0].size for x in layouts if num_cells(x, geometry) == 1]
     if alone:
-        job.console.print(
+        say(
+            job.console,
             f"model.norm is trained, but in {len(alone)} of {len(layouts)} passes it sees one "
             f"value per channel: an image of {alone[0]} leaves a single cell of "
             f"{geometry.output_stride} pixels. Nothing is learned from such passes. Raise "
             "plan.images_per_step or plan.max_pixels_per_step, lower model.output_stride, use "
             'larger images, or set model.norm to "frozen" and start from train.weights.',
-            highlight=False,
         )
 
 
@@ -60,7 +61,7 @@ def say_first_visits(
 ) -> None:
     """Says what the first visit of a canvas took."""
     for canvas in canvases:
-        job.console.print(f"first visit of canvas {canvas}: {seconds:.2f} s", highlight=False)
+        say(job.console, f"first visit of canvas {canvas}: {seconds:.2f} s")
         log.write(
             {
                 "event": "canvas",
@@ -75,10 +76,10 @@ def say_skipped(job: Job, step: int, images: list[str], log: EventLog) -> None:
     """Counts a step that was skipped, and names its images."""
     job.tally.skip(step + 1, images)
     in_a_row = len(job.tally.bad_steps)
-    job.console.print(
+    say(
+        job.console,
         f"step {step + 1} skipped: its loss or gradient is not finite; {in_a_row} in a row. "
         f"Images: {first_names(images)}",
-        highlight=False,
     )
     log.write({"event": "skip", "step": step + 1, "images": images, "in_a_row": in_a_row})
 
@@ -91,10 +92,10 @@ def say_smaller_passes(job: Job, step: int, log: EventLog) -> None:
         if job.config.model.norm == "frozen"
         else "the trained norms' statistics are now of smaller passes"
     )
-    job.console.print(
+    say(
+        job.console,
         f"Memory ran out in step {step + 1}. It was taken in smaller passes, and so are all from "
         f"here on: at most {limit:,} canvas pixels at once, or one image; {exact}.",
-        highlight=False,
     )
     log.write({"event": "memory", "step": step + 1, "max_pass_pixels": limit})
 
@@ -103,14 +104,14 @@ def say_left_out(job: Job) -> None:
     """Says at the end of a run which steps and images were left out."""
     tally = job.tally
     if tally.num_skipped:
-        job.console.print(
+        say(
+            job.console,
             f"Steps skipped since their loss or gradient was not finite: {tally.num_skipped} of "
             f"{job.num_steps}; {job.run / 'events.jsonl'} names their images.",
-            highlight=False,
         )
     if tally.broken:
-        job.console.print(
+        say(
+            job.console,
             f"Images left out since they cannot be read: {len(tally.broken)} "
             f"({first_names(list(tally.broken))}).",
-            highlight=False,
         )

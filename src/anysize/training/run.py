@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from anysize.atomic_files import only_process_in, remove_unfinished
 from anysize.config import RunConfig, Settings, base_of, load_config
 from anysize.ranks import join
+from anysize.tables import to_toml
 from anysize.training.evaluation import evaluate_if_due, stops_early
 from anysize.training.events import EventLog
 from anysize.training.job import Job, prepare
@@ -89,6 +90,7 @@ def _config_and_folder(
         run = require_run_folder(base / config.train.run, resume=False)
     config = with_whole_paths(config, base)
     require_tensorboard(config.train)
+    to_toml(config)  # Refuses now what the run's copy of it could not hold.
     return config, run
 
 

@@ -6,24 +6,26 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from anysize.atomic_files import LOCK_NAME, write_atomic
 from anysize.data.record import (
     RECORD_FILE,
     write_record,
 )
-from anysize.data.samples import Sample
 from anysize.errors import ConfigError, DataError
 from anysize.models.any_net import package_of
+from anysize.models.weights_file import weights_path
 from anysize.planning.planfile import write_plan
 from anysize.tables import to_toml
-from anysize.training.events import forget_events_after, read_events
+from anysize.training.events import forget_events_after, read_events, read_metrics
 from anysize.training.job import Job
 from anysize.training.plans import drawn_sizes
 from anysize.training.settings import check_same_settings
 from anysize.training.state import State, load_latest_state, save_state
+from anysize.wording import count_of, say
 
 WRITTEN_AT_START = {"checkpoints", "events.jsonl", "plan.json", "versions.json", RECORD_FILE}
 """What a run writes before `run.toml`: a folder with no more than this was killed so early."""
@@ -102,21 +104,44 @@ def restore(job: Job) -> State | None:
                 "without --resume: set train.run to another folder, and train.weights to "
                 f"{job.run / 'weights.safetensors'} to begin with what was learned."
             )
-        job.console.print("No checkpoint yet: starting from the first step.")
+        say(job.console, "No checkpoint yet: starting from the first step.")
         return start(job)
     for message in state.damaged:
-        job.console.print(f"Passed over: {message}")
-    if state.data_fingerprint != _data_fingerprint(job.train_samples):
-        raise DataError(
-            f"{state.path} is of other training images than {job.run / RECORD_FILE} lists. Put the "
-            "list back, or start a new run, with train.weights set to this run's "
-            "weights.safetensors."
+        say(job.console, f"Passed over: {message}")
+    _check_same_origin(job, state)
+    if state.step > job.num_steps:
+        raise ConfigError(
+            f"The run in {job.run} has done {count_of(state.step, 'step')}, but train.epochs = "
+            f"{job.config.train.epochs} is {count_of(job.num_steps, 'step')}. Set train.epochs to "
+            "at least "
+            f"{-(-state.step // job.steps_per_epoch)} to go on."
         )
+    _check_events(job, state.step)
     state.restore(job.model, job.optimizer)
     job.tally.restore(state.tally, str(state.path))
     forget_events_after(job.run / "events.jsonl", state.step)
-    job.console.print(f"Resuming after step {state.step} of {job.num_steps} ({state.path}).")
+    say(job.console, f"Resuming after step {state.step} of {job.num_steps} ({state.path}).")
     return state
+
+
+def _check_same_origin(job: Job, state: State) -> None:
+    """Compares what a checkpoint was made of with what the run has now."""
+    was, now = state.made_of, _made_of(job)
+    for key, file in (("images", RECORD_FILE), ("plan", "plan.json")):
+        if was.get(key) != now[key]:
+            raise DataError(
+                f"{job.run / file} was changed after {state.path} was written, so the run cannot "
+                "go on as it began. Put the file back, or start a new run, with train.weights set "
+                f"to {weights_path(job.run)}."
+            )
+    changed = [f"{key} {was.get(key)}, now {now[key]}" for key in MACHINE if was[key] != now[key]]
+    if changed:
+        say(
+            job.console,
+            f"The checkpoint was made with {'; '.join(changed)}. Rounding differs, so the result "
+            "is not bit for bit that of a run that never stopped. OMP_NUM_THREADS sets the number "
+            "of threads.",
+        )
 
 
 def save(job: Job, step: int) -> None:
@@ -126,13 +151,51 @@ def save(job: Job, step: int) -> None:
     save_state(
         job.run / "checkpoints",
         step=step,
-        data_fingerprint=_data_fingerprint(job.train_samples),
+        made_of=_made_of(job),
         model=job.model,
         optimizer=job.optimizer,
         tally=job.tally.to_json(),
     )
 
 
-def _data_fingerprint(samples: Sequence[Sample]) -> str:
-    lines = "".join(f"{s.stem} {s.size}\n" for s in samples)
-    return hashlib.sha256(lines.encode()).hexdigest()
+def _check_events(job: Job, step: int) -> None:
+    """Says where the log has lost the score of the best weights, and what is known of it."""
+    events, best = job.run / "events.jsonl", read_metrics(job.run)
+    kept = [e for e in read_events(events) if e["step"] <= step]
+    if best is None:
+        if not kept and step and weights_path(job.run).exists():
+            raise DataError(
+                f"{events} has lost the events of this run, and there are no metrics.json, so "
+                f"nothing says how good {weights_path(job.run)} is, and the next evaluation would "
+                "replace it. Put one of the two back, or move the weights elsewhere."
+            )
+        return
+    scored = {e["step"] for e in kept if e["event"] == "evaluate"}
+    if (step and not kept) or (best["step"] < step and best["step"] not in scored):
+        say(
+            job.console,
+            f"{events} has lost earlier events of this run. The best score is that in "
+            f"metrics.json, after step {best['step']}; weights.safetensors is only replaced by "
+            "better ones.",
+        )
+
+
+MACHINE = ("threads", "ranks", "device", "torch")
+"""What decides how sums are rounded: with the same, a resumed run is bit for bit the whole one."""
+
+
+def _made_of(job: Job) -> dict[str, str]:
+    """What the result depends on beside the settings: fingerprints, and `MACHINE`."""
+    images = "".join(f"{s.stem} {s.size}\n" for s in job.train_samples)
+    return {
+        "images": _fingerprint(images),
+        "plan": _fingerprint(repr(job.plan)),
+        "threads": str(torch.get_num_threads()),
+        "ranks": str(job.ranks.size),
+        "device": job.device.type,
+        "torch": torch.__version__,
+    }
+
+
+def _fingerprint(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()

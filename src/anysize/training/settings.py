@@ -16,13 +16,7 @@ from anysize.config import (
     load_config,
 )
 from anysize.errors import ConfigError
-from anysize.models.weights_file import (
-    OF_THE_BODY,
-    WEIGHTS_FORMAT,
-    is_ours,
-    parse_weights,
-    read_metadata,
-)
+from anysize.models.weights_file import OF_THE_BODY, describe_weights_file, is_ours
 
 FROM_SCRATCH = {"model": {"norm": "trained", "norm_decay": 0.9}}
 """What a run without weights has unless it says otherwise.
@@ -53,15 +47,13 @@ def load_run_config(path: Settings, overrides: Sequence[str] = ()) -> RunConfig:
     if config.model.net:
         defaults: dict[str, dict[str, Any]] = {"model": {"norm": "trained"}}
         if config.train.weights and is_ours(weights):
-            file = parse_weights(weights, read_metadata(weights, WEIGHTS_FORMAT), {})
-            defaults["pixels"] = dataclasses.asdict(file.pixels)
+            defaults["pixels"] = dataclasses.asdict(describe_weights_file(weights).pixels)
         elif config.model.num_channels == 3:
             defaults["pixels"] = OF_OTHERS
         return load_config(path, overrides, defaults=defaults)
     if not config.train.weights:
         return load_config(path, overrides, defaults=FROM_SCRATCH)
-    metadata = read_metadata(weights, WEIGHTS_FORMAT)
-    file = parse_weights(weights, metadata, {})
+    file = describe_weights_file(weights)
     if file.config.net:
         raise ConfigError(
             f"The weights in {weights} are for the net {file.config.net}. Set `model.net` to it, "

@@ -40,6 +40,7 @@ from anysize.errors import DataError
 from anysize.faults import Fault, FaultError
 from anysize.geometry import Size
 from anysize.images.headers import DECODER_ERRORS, check_not_a_bomb
+from anysize.wording import count_of
 
 _WITHOUT_AREA = {"line", "linestrip", "point", "points"}
 
@@ -103,7 +104,7 @@ def _unnamed(root: Path, files: Sequence[Path], kind: LabelKind) -> DataError:
         return DataError(f"No LabelMe file in {root} has a shape. Outline objects first.")
     if kind == "multiclass":
         names.insert(0, "_background_")
-    listed = ", ".join(f"{n} ({counts[n]} shapes)" for n in names if n in counts)
+    listed = ", ".join(f"{n} ({count_of(counts[n], 'shape')})" for n in names if n in counts)
     return DataError(
         f"{root} has no list of classes. Its LabelMe files name {listed}. Write {root}/labels.txt, "
         f"one name per line in the order of the ids:\n" + "\n".join(names)

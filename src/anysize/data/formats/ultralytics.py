@@ -44,6 +44,7 @@ from anysize.data.shapes import (
 from anysize.errors import DataError
 from anysize.faults import Fault
 from anysize.images.formats import IMAGE_SUFFIXES
+from anysize.wording import count_of
 
 MAX_SHARE = 16
 """Of width or height that a corner may be at; a larger one is a number of pixels."""
@@ -132,7 +133,7 @@ def scan_ultralytics(root: Path, data: DataConfig) -> Pairs:
         )
     notes: list[str] = []
     if num_without:
-        notes.append(f"{num_without} images without a text file count as all background.")
+        notes.append(f"All background: {count_of(num_without, 'image')} without a text file.")
     train, val = listed.get("train"), listed.get("val")
     return Pairs(
         pairs=sorted(pairs, key=lambda p: p.stem),
@@ -227,7 +228,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
     """
     if path.stat().st_size > MAX_FILE_BYTES >> 3:
         raise ValueError("it is too large")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
     if len(lines) > MAX_SHAPES:
         raise ValueError(f"it has more than {MAX_SHAPES} lines")
     return [(i, words) for i, line in enumerate(lines, start=1) if (words := line.split())]

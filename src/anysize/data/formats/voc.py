@@ -13,6 +13,7 @@ from anysize.data.reading import Encoding, Pair, Pairs, Reading
 from anysize.errors import DataError
 from anysize.faults import Fault
 from anysize.images.formats import IMAGE_SUFFIXES, LABEL_SUFFIXES
+from anysize.wording import count_of
 
 VOC_NAMES = (
     "background",
@@ -109,7 +110,7 @@ def scan_voc(root: Path, data: DataConfig) -> Pairs:
     both = sorted(set(images) & set(masks))
     notes: list[str] = []
     if len(images) > len(both):
-        notes.append(f"{len(images) - len(both)} images without a mask are passed over.")
+        notes.append(f"Passed over: {count_of(len(images) - len(both), 'image')} without a mask.")
     pairs = [Pair(stem, images[stem], (masks[stem],)) for stem in both]
     listed = (train, val) if train and val else None
     return Pairs(pairs=pairs, faults=faults, listed=listed, notes=notes)
