@@ -34,7 +34,7 @@ from anysize.planning.canvases import Plan, plan_summary, read_plan
 from anysize.planning.packing import check_fit
 from anysize.predict.metrics import SCORES
 from anysize.training.events import read_events, read_metrics
-from anysize.wording import count_of
+from anysize.wording import count_of, printable
 
 COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
 """Okabe and Ito's, without black, which is for the mean."""
@@ -94,7 +94,7 @@ def write_report(run: Path, examples: Sequence[tuple[str, bytes]] = ()) -> Path:
     settings = (run / "run.toml").read_text(encoding="utf-8")
     sections.append(f"<h2>Settings</h2><pre>{html.escape(settings)}</pre>")
     page = run / "report.html"
-    write_atomic(page, _PAGE.replace("BODY", "\n".join(sections)).encode())
+    write_atomic(page, _PAGE.replace("BODY", printable("\n".join(sections))).encode())
     return page
 
 
@@ -173,7 +173,7 @@ def _draw_scores(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
             linewidth=1.5 if named else 0.5,
             marker="o",
             markersize=4 if named else 1,
-            label=label if named else f"{len(classes)} classes" if i == 0 else None,
+            label=_as_written(label) if named else f"{len(classes)} classes" if i == 0 else None,
         )
     axes.plot(
         steps,
@@ -188,6 +188,11 @@ def _draw_scores(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
     axes.figure.legend(
         handles=axes.get_legend_handles_labels()[0], loc="outside right upper", frameon=False
     )
+
+
+def _as_written(name: str) -> str:
+    """A name as matplotlib shows it: dollars are no mathematics, and `_` hides nothing."""
+    return f"\u200b{printable(name)}".replace("$", r"\$")
 
 
 def _percent(value: float | None) -> float:
@@ -336,8 +341,9 @@ def _speed(events: Sequence[Mapping[str, Any]]) -> str:
         f"{count_of(len(first_visits), 'canvas', 'canvases')}; first visits took "
         f"{sum(first_visits):.1f} s.</p>"
         + "".join(
-            f"<p>Stopped early after step {e['step']}: no score better than {e['best_score']}, "
-            f"after epoch {e['best_epoch']}.</p>"
+            f"<p>Stopped early after step {e['step']}: no score better than "
+            f"{html.escape(str(e.get('best_score')))}, "
+            f"after epoch {html.escape(str(e.get('best_epoch')))}.</p>"
             for e in events
             if e["event"] == "early_stop" and e["step"] >= trained[-1]["step"]
         )

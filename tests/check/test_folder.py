@@ -866,10 +866,3 @@ def test_ten_thousand_findings_do_not_flood(tmp_path):
     said = describe_report(report)
     assert len(said.splitlines()) < 60
     assert "and 9990 more; --json F writes all of them" in said
-
-
-def test_names_cannot_steer_the_terminal(tmp_path):
-    root = made(tmp_path, index_folder)
-    (root / "images/\x1b[2J\n.png").write_bytes(b"")
-    said = describe_report(checked(root))
-    assert "\x1b" not in said

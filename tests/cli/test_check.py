@@ -64,7 +64,7 @@ def test_a_fault_exits_with_1_and_a_warning_with_0(workspace):
     named = wrong_label(workspace / "data")
     said = anysize("check", "data", cwd=workspace, code=1)
     assert named in said
-    assert "77 (1 pixels)" in said
+    assert "77 (1 pixel)" in said
     assert "What to do: correct the ids" in said
     path = workspace / "data/masks/s03.png"
     Image.fromarray(np.zeros_like(np.array(Image.open(path)))).save(path)

@@ -82,8 +82,8 @@ def test_ids_in_grey_pngs(root):
     for i, grid in enumerate(labels):
         np.testing.assert_array_equal(labels_of(folder)[f"s{i}"], grid)
     assert folder.description == (
-        f"{root}: 3 images (images/); masks: ids (grey, detected from the headers of 3 files); 3 classes "
-        f"(classes.toml). Set data.masks to say otherwise."
+        f"{root}: 3 images (images/); masks: ids (grey, detected from the headers of 3 files); "
+        "3 classes (classes.toml). Set data.masks to say otherwise."
     )
     told = read_folder(root, config(masks="index"), "multiclass")
     assert "(as data.masks says)" in told.description
@@ -295,7 +295,7 @@ def test_ids_in_other_containers(root, suffix, dtype):
         big = labels[0].astype(dtype)
         big[0, 0] = 300
         write(root / "masks" / f"s0.{suffix}", Image.fromarray(big))
-        with pytest.raises(DataError, match=r"not labels: 300 \(1 pixels\)"):
+        with pytest.raises(DataError, match=r"not labels: 300 \(1 pixel\)"):
             labels_of(folder)
 
 
@@ -312,7 +312,7 @@ def test_values_that_mean_other_classes(root):
         labels_of(scan_folder(root, config(), "multiclass"))
     raw[0, 0] = 8
     write(root / "masks" / "s1.png", Image.fromarray(raw))
-    with pytest.raises(DataError, match=r"8 \(1 pixels\)\. Labels are 0, 7, 9 and 300"):
+    with pytest.raises(DataError, match=r"8 \(1 pixel\)\. Labels are 0, 7, 9 and 300"):
         labels_of(read_folder(root, config(ids=names), "multiclass"))
     for wrong, says in (
         ({"x": "sea"}, "whole number"),
@@ -350,7 +350,7 @@ def test_masks_named_with_an_ending(root):
     write(root / "masks" / "s0_colour.png", Image.new("RGB", (8, 6)))
     folder = read_folder(root, config(mask_pattern="{stem}_mask"), "multiclass")
     np.testing.assert_array_equal(labels_of(folder)["s1"], labels[1])
-    assert "1 files" in folder.notes[0]
+    assert "1 file in" in folder.notes[0]
     assert "not named {stem}_mask" in folder.notes[0]
 
 
@@ -611,7 +611,7 @@ def test_labelmes_own_list_of_classes(root, where):
         labelme_file(root / "images" / f"s{i}.json", ("cat", "dog", "__ignore__")[i], 1)
     with pytest.raises(DataError) as caught:
         read_folder(root, config(), "multiclass")
-    assert "cat (1 shapes), dog (1 shapes)" in str(caught.value)
+    assert "cat (1 shape), dog (1 shape)" in str(caught.value)
     assert str(caught.value).endswith("\n_background_\ncat\ndog")
     text = "__ignore__\n" + str(caught.value).split("ids:\n")[1]
     (root.parent / where / "labels.txt").write_text(text)
@@ -898,7 +898,7 @@ def test_ultralytics_as_it_is(ultralytics):
     assert (folder.layout, folder.masks) == ("ultralytics", "polygons")
     assert folder.classes.names == ("background", "cat", "dog")
     assert folder.listed == (["train/a", "train/b"], ["val/a"])
-    assert folder.notes == ("1 images without a text file count as all background.",)
+    assert folder.notes == ("All background: 1 image without a text file.",)
     labels = labels_of(folder)
     expected = np.zeros((6, 8), np.uint8)
     expected[:4, :5] = 1  # the outline belongs to the shape, as Pillow draws it

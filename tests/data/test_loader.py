@@ -15,7 +15,7 @@ from anysize.data import loader
 from anysize.data.loader import LoadedStep, load_steps, normalise
 from anysize.data.samples import Classes, Sample, decode_image, decode_mask, find_samples
 from anysize.data.transforms import Draw, draw, no_augmentation
-from anysize.errors import DataError
+from anysize.errors import DataError, DeviceError
 from anysize.geometry import (
     Canvas,
     Layout,
@@ -231,12 +231,16 @@ def test_any_other_error_notes_the_file(make_folder, classes, monkeypatch):
     samples = find_samples(make_folder([(9, 9)]), classes, "multiclass")
 
     def fail(path, *_):
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr(loader, "decode_image", fail)
-    with pytest.raises(MemoryError) as caught:
+    error = RecursionError()
+    with pytest.raises(RecursionError) as caught:
         load(samples, classes, steps=singles(samples))
     assert caught.value.__notes__ == [f"while loading {samples[0].image}"]
+    error = MemoryError()
+    with pytest.raises(DeviceError, match=r"Memory ran out while loading .*s0\.png \(9x9\)"):
+        load(samples, classes, steps=singles(samples), skip_broken=True)
 
 
 def test_a_draw_that_does_not_fit_its_placement_is_our_bug(make_folder, classes):

@@ -71,7 +71,7 @@ def test_unknown_colours_are_listed_with_counts_and_the_nearest_class(tmp_path):
     fault = fault_of(sample(tmp_path / "a.png", "colours"))
     assert fault.kind == "colours"
     assert "[0, 199, 0] (2 pixels; nearest: land [0, 200, 0])" in fault.message
-    assert "[0, 10, 250] (1 pixels; nearest: sea [0, 0, 255])" in fault.message
+    assert "[0, 10, 250] (1 pixel; nearest: sea [0, 0, 255])" in fault.message
     assert sorted(fault.found) == [("[0, 10, 250]", 1), ("[0, 199, 0]", 2)]
 
 
@@ -135,7 +135,7 @@ def test_0_and_255_where_0_and_1_are_meant(tmp_path):
     classes = dataclasses.replace(CLASSES, ignore_index=200)
     fault = fault_of(sample(tmp_path / "a.png", "index", size=(1, 3)), classes)
     assert fault.kind == "binary"
-    assert "0 (2 pixels) and 255 (1 pixels)" in fault.message
+    assert "0 (2 pixels) and 255 (1 pixel)" in fault.message
 
 
 # Stacks

@@ -114,7 +114,7 @@ def test_a_real_coco_file(labelme):
 def test_forms_that_have_no_area_are_named(labelme, tmp_path):
     for name in ("primitives.jpg", "primitives.json"):
         (tmp_path / name).write_bytes((labelme / "primitives" / name).read_bytes())
-    with pytest.raises(DataError, match=r"circle \(1 shapes\), line \(1 shapes\)") as caught:
+    with pytest.raises(DataError, match=r"circle \(1 shape\), line \(1 shape\)") as caught:
         read_folder(tmp_path, DATA, "multiclass")
     (tmp_path / "labels.txt").write_text(str(caught.value).split("ids:\n")[1])
     folder = read_folder(tmp_path, DATA, "multiclass")

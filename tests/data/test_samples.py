@@ -501,7 +501,7 @@ def test_ids_outside_the_classes_are_listed_with_their_counts(make_folder, class
     root = make_folder([(2, 3)])
     sample = sample_of(root, Size(2, 3))
     Image.fromarray(np.array([[0, 1, 3], [255, 9, 3]], np.uint8)).save(sample.masks[0])
-    with pytest.raises(DataError, match=r"3 \(2 pixels\), 9 \(1 pixels\)\. Labels are 0 to 2") as e:
+    with pytest.raises(DataError, match=r"3 \(2 pixels\), 9 \(1 pixel\)\. Labels are 0 to 2") as e:
         decode_mask(sample, classes)
     assert str(sample.masks[0]) in str(e.value)
 
@@ -510,7 +510,7 @@ def test_many_wrong_ids_are_cut_and_counted(make_folder, classes):
     root = make_folder([(1, 256)])
     sample = sample_of(root, Size(1, 256))
     Image.fromarray(np.arange(256, dtype=np.uint8)[None]).save(sample.masks[0])
-    with pytest.raises(DataError, match=r"12 \(1 pixels\) and 242 more"):
+    with pytest.raises(DataError, match=r"12 \(1 pixel\) and 242 more"):
         decode_mask(sample, classes)
 
 

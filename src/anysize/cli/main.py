@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_streams()
     # Of a damaged or strange file we say ourselves what matters.
     warnings.filterwarnings("ignore", module="PIL")
+    warnings.filterwarnings("ignore", message="Glyph .* missing from font")
     try:
         parsed = build_parser().parse_args(arguments)
         quiet = vars(parsed).get("json") == STDOUT

@@ -14,7 +14,7 @@ from anysize.cli.output import add_json_option, prepare_outputs, progress_bar, w
 from anysize.cli.parsing import computing_options, verb
 from anysize.cli.run_folder import load_weights_of, trust_option
 from anysize.errors import ConfigError
-from anysize.wording import say
+from anysize.wording import count_of, say
 
 if TYPE_CHECKING:
     from anysize.predict.files import Labeller
@@ -181,7 +181,7 @@ def _predict_joints(
         ):
             progress.advance(bar)
             num = sum(len(places) for places in done.found)
-            say(console, f"{done.image} ({done.size}): {num} joints -> {done.overlay}")
+            say(console, f"{done.image} ({done.size}): {count_of(num, 'joint')} -> {done.overlay}")
     say(console, f"Wrote {parsed.out / 'joints.csv'}.")
 
 

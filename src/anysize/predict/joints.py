@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from anysize.config import PartMaps
 from anysize.data.classes import Classes
 from anysize.data.joints import LOCATION_STDEV, Joints
+from anysize.wording import count_of
 
 SURE = 0.2
 """Confidence that one of several people's joints needs. Source: pose-tensorflow."""
@@ -207,7 +208,8 @@ def joints_table(result: dict[str, Any]) -> str:
         cells.append("-" if error is None else f"{error:.1f}")
         lines.append(f"{name:<{width}}" + "".join(f"{cell:>10}" for cell in cells))
     lines.append(
-        f"{result['num_joints']:,} joints in {result['num_images']:,} images; PCK in % of joints "
+        f"{count_of(result['num_joints'], 'joint')} in {count_of(result['num_images'], 'image')}; "
+        "PCK in % of joints "
         "that are off by at most this share of the longer side of the box around their person's "
         "labelled joints"
     )

@@ -43,8 +43,8 @@ def train(
     Args:
         settings: A `run.toml`, or its sections.
         overrides: `section.key=value`, applied over the file.
-        resume: Go on from the last checkpoint of the run folder; the result is bit for bit that of
-            a run that was never interrupted.
+        resume: Go on from the last checkpoint of the run folder; with as many threads and ranks,
+            the result is bit for bit that of a run that was never interrupted.
         agrees: Asks whether to go on with the images that the run began with, where the data folder
             has others by now; None refuses.
         console: Where progress goes.

@@ -114,7 +114,7 @@ def test_every_format_gives_the_same_people(root, write):
     assert [s.image.name for s in folder.samples] == list(PEOPLE)
     for sample in folder.samples:
         np.testing.assert_allclose(joints_of(sample, 3), PEOPLE[sample.image.name])
-    assert any("1 images without a labelled joint are left out: c.png" in n for n in folder.notes)
+    assert any("Left out: 1 image without a labelled joint: c.png" in n for n in folder.notes)
 
 
 def test_what_belongs_together_is_read(root):
@@ -163,7 +163,7 @@ def test_hidden_joints_are_not_labelled_and_that_is_said(root):
     as_csv(root, ["b.png,0,nose,9,9,0"])
     folder = read_folder(root, DataConfig(root=str(root)), "joints")
     assert np.isnan(joints_of(folder.samples[1], 3)[0, 0]).all()
-    assert any("1 joints of" in note and "visible 0" in note for note in folder.notes)
+    assert any("1 joint of" in note and "visible 0" in note for note in folder.notes)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_an_empty_file_is_all_background(tmp_path):
         ("0 0 0 1 0 1 y\n", "shapes", "no numbers"),
         ("0 0 0 inf 0 1 1\n", "shapes", "not finite"),
         ("0 0 0 9 0 1 1\n", "shapes", "far outside"),
-        ("5 0 0 1 0 1 1\n", "labels", "'class 5' (1 shapes)"),
+        ("5 0 0 1 0 1 1\n", "labels", "'class 5' (1 shape)"),
     ],
 )
 def test_lines_that_do_not_hold(tmp_path, text, kind, says):

@@ -29,6 +29,7 @@ from anysize.geometry import Size
 from anysize.images.formats import IMAGE_SUFFIXES
 from anysize.images.headers import Frame
 from anysize.tables import from_table
+from anysize.wording import count_of
 
 JOINT_NAMES = "joints.toml"
 OWN = "joints.csv"
@@ -66,7 +67,7 @@ def read_joints(root: Path, data: DataConfig) -> Reading:
     if pairs.unlabelled:
         names = first_names((path.name for path in pairs.unlabelled), 3)
         num = len(pairs.unlabelled)
-        pairs.notes.append(f"{num} images without a labelled joint are left out: {names}.")
+        pairs.notes.append(f"Left out: {count_of(num, 'image')} without a labelled joint: {names}.")
     pairs.pairs = labelled
     pairs.faults[:0] = [fault for table in tables for fault in table.faults]
     pairs.notes += [note for table in tables for note in table.notes]
@@ -307,7 +308,7 @@ def _read_own(path: Path, rows: Sequence[Sequence[str]], known: Classes | None) 
             num_hidden += any(point)
             point = "", ""
         people.add(row["image"], row.get("person", ""), row["joint"].strip(), point, where)
-    notes = [f"{num_hidden} joints of {path} with visible 0 count as not labelled."]
+    notes = [f"Not labelled: {count_of(num_hidden, 'joint')} of {path} with visible 0."]
     return people.table(notes=notes if num_hidden else ())
 
 
