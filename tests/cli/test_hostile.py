@@ -214,11 +214,11 @@ def test_closed_standard_streams_do_not_end_training(workspace, streams):
 
 
 def test_a_reader_that_goes_away_does_not_end_training(workspace):
-    process = start("train", "run.toml", *PLANNED, *LONGER, cwd=workspace)
-    process.stdout.readline()
-    process.stdout.close()
-    errors = process.stderr.read()
-    assert process.wait() == 0, errors
+    with start("train", "run.toml", *PLANNED, *LONGER, cwd=workspace) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 0, errors
     assert "Nobody reads standard output any more; going on without it." in errors
     assert "Traceback" not in errors
     assert events_of(workspace / "run", "evaluate")[-1]["epoch"] == 3
