@@ -200,7 +200,7 @@ def test_a_confusion_matrix_is_in_percent_of_each_true_class(tmp_path):
         "miou": 0.55,
         "confusion": [[30, 10], [0, 5]],
     }
-    page = _scores(_written(tmp_path, metrics))
+    page = _scores(_written(tmp_path, metrics).parent)
     assert "<td>sea</td>" in page
     cells = re.findall(r"\)\">([\d.]+)</td>", page)
     assert cells == ["75.0", "25.0", "0.0", "100.0"]
@@ -214,7 +214,7 @@ def test_classes_on_their_own_have_what_was_found_missed_and_false(tmp_path):
         "map": 0.6,
         "at_half": {"arm": [30, 20, 10]},
     }
-    page = _scores(_written(tmp_path, metrics))
+    page = _scores(_written(tmp_path, metrics).parent)
     assert re.findall(r"\)\">([\d.]+)</td>", page) == ["75.0", "25.0", "40.0"]
 
 
