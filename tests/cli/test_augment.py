@@ -21,7 +21,8 @@ LARGE = {
 
 
 def test_every_key_is_tried():
-    assert set(LARGE) == {field.name for field in dataclasses.fields(AugmentConfig)}
+    names = {field.name for field in dataclasses.fields(AugmentConfig)}
+    assert set(LARGE) == names - {"module"}  # A function of one's own: tests/data.
 
 
 @pytest.mark.parametrize("key", LARGE)

@@ -142,7 +142,7 @@ def a_run(workspace):
 
 def test_no_file_is_written_over(workspace):
     subject = find_subject(workspace / "run.toml")
-    with pytest.raises(DoctorError, match="never written over"):
+    with pytest.raises(DoctorError, match="never overwritten"):
         faster_file(subject, workspace / "run.toml")
     with pytest.raises(DoctorError, match=r"ends with \.toml"):
         faster_file(subject, workspace / "new.txt")

@@ -74,7 +74,7 @@ def test_a_file_is_named_and_never_written_over(workspace, recorded, capsys):
     doctor(workspace / "run.toml", "--apply", workspace / "new.toml", code=1)
     assert (workspace / "new.toml").is_file()
     doctor(workspace / "run.toml", "--apply", workspace / "new.toml", code=2)
-    assert "never written over" in capsys.readouterr().err
+    assert "never overwritten" in capsys.readouterr().err
 
 
 def test_the_json_holds_verdict_and_measurements(workspace, recorded):
