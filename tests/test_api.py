@@ -170,7 +170,7 @@ def test_channels_are_those_of_the_net(tmp_path):
     five, _ = labeller(tmp_path, mean=(0.0,) * 5, std=(1.0,) * 5)
     assert five.num_channels == 5
     assert five.predict(draw((20, 30, 5))).shape == (20, 30)
-    with pytest.raises(DataError, match="1 channels, but the net takes 5"):
+    with pytest.raises(DataError, match="1 channel, but the net takes 5"):
         five.predict(grey)
 
 

@@ -407,8 +407,7 @@ def _read_table(path: Settings) -> tuple[dict[str, Any], str]:
 def _plain(value: object) -> object:
     """Python's values as TOML has them."""
     if isinstance(value, Mapping):
-        table = typing.cast("Mapping[Any, object]", value)
-        return {str(key): _plain(item) for key, item in table.items()}
+        return {str(k): _plain(v) for k, v in typing.cast("Mapping[Any, object]", value).items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in typing.cast("Sequence[object]", value)]
     return str(value) if isinstance(value, Path) else value
@@ -457,8 +456,7 @@ def _fill_in(table: dict[str, Any], section: str, values: Mapping[str, Any]) -> 
     depth_is_given = section == "model" and ("depth" in given or "units" in given)
     for key, value in values.items():
         if not (depth_is_given and key in ("depth", "units")):
-            as_list = list(typing.cast("tuple[Any]", value)) if isinstance(value, tuple) else value
-            given.setdefault(key, as_list)
+            given.setdefault(key, _plain(value))
 
 
 OF_ANY_NET = ("net", "arguments", "num_channels", "norm", "loss_at", "part_maps")

@@ -9,7 +9,6 @@ from anysize.bench.plain import PlainFCN
 from anysize.bench.sizes import draw_sizes, size_sets
 from anysize.config import ModelConfig
 from anysize.geometry import Canvas, Layout, Size, single, target_rect
-from anysize.models import resnet_v1
 from anysize.models.build import build_model, geometry_of
 
 CPU = torch.device("cpu")
@@ -108,9 +107,7 @@ def test_what_pads_a_batch_is_no_pixel_and_has_no_label():
     assert target.shape == net.model(pixels)[:, 0].shape
 
 
-def test_masks_are_off_where_they_shall_be_and_on_elsewhere(monkeypatch):
-    real = resnet_v1.level_masks
-    monkeypatch.setattr(resnet_v1, "level_masks", real)  # Puts it back afterwards.
+def test_masks_are_off_where_they_shall_be_and_on_elsewhere():
     model = build_net(Arm("mosaic", "all", "float32"), TINY, CPU).model
     layout = Layout(Canvas(1, 64, 96), single(Size(40, 40), geometry_of(TINY)).placements)
     pixels = torch.zeros(1, 3, 64, 96)
@@ -122,8 +119,10 @@ def test_masks_are_off_where_they_shall_be_and_on_elsewhere(monkeypatch):
                 values.fill_(0.5)
         masked, again = model(pixels, layout)[..., :5, :5], model(pixels, layout)[..., :5, :5]
         assert torch.equal(masked, again)
-        build_net(Arm("mosaic without masks", "all", "float32"), TINY, CPU)
-        unmasked = model(pixels, layout)[..., :5, :5]
+        arm = build_net(Arm("mosaic without masks", "all", "float32"), TINY, CPU)
+        with arm.masks():
+            unmasked = model(pixels, layout)[..., :5, :5]
+        assert torch.equal(model(pixels, layout)[..., :5, :5], masked)
     assert float((masked - unmasked).abs().max()) > 1e-2 * float(masked.abs().max())
 
 

@@ -173,8 +173,8 @@ def test_what_a_killed_process_left_unfinished_is_removed_and_never_read(workspa
     monkeypatch.undo()
     at = workspace / "at/step-3"
     left = [
-        at / "checkpoints/.step-00000009.safetensors.abc.part",
-        at / ".weights.safetensors.abc.part",
+        at / "checkpoints/.step-00000009.safetensors.0123abcd.part",
+        at / ".weights.safetensors.0123abcd.part",
     ]
     for path in left:
         path.write_bytes(b"half of it")

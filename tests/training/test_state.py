@@ -45,7 +45,7 @@ def test_a_restored_state_steps_on_bit_for_bit(tmp_path, kind):
 def test_all_state_of_the_optimiser_goes_to_the_device_of_its_parameter(tmp_path, kind):
     """Fused optimisers refuse a `step` that stayed on the CPU; "meta" stands for a GPU."""
     model, optimizer = stepped(kind)
-    save_state(tmp_path, step=3, data_fingerprint="", model=model, optimizer=optimizer)
+    save_state(tmp_path, step=3, made_of={}, model=model, optimizer=optimizer)
     other = tiny().to("meta")
     restored = build_optimizer(other, OptimConfig(kind=kind))
     load_latest_state(tmp_path).restore(other, restored)

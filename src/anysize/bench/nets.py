@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +32,7 @@ from anysize.models import resnet_v1
 from anysize.models.any_net import AnyNet
 from anysize.models.build import build_model, geometry_of
 from anysize.models.on_canvas import chosen_output
-from anysize.models.ops import LevelMask
+from anysize.models.ops import LevelMask, level_masks
 from anysize.training.losses import CrossEntropy
 from anysize.training.optim import build_optimizer
 from anysize.training.step import train_step
@@ -51,8 +53,6 @@ def build_net(arm: Arm, config: ModelConfig, device: torch.device) -> Net:
     torch.backends.cudnn.benchmark = arm.policy == "plain tuned"
     if arm.policy in ON_CANVASES:
         prepare_process()  # As a run does; a script in plain PyTorch does not.
-        if arm.policy == "mosaic without masks":
-            _take_masks_away()
         return CanvasNet(arm, config, device)
     return PlainNet(arm, config, device)
 
@@ -117,8 +117,11 @@ class CanvasNet:
         self.config, self.device = config, device
         self.precision: Precision = arm.precision
         model = build_model(config, NUM_CLASSES)
-        if arm.policy == "mosaic without masks" and isinstance(model, AnyNet):
-            model = _Unmasked(model.net, model.geometry, norms_frozen=True)
+        self.masks: Callable[[], AbstractContextManager[object]] = nullcontext
+        if arm.policy == "mosaic without masks":
+            self.masks = without_masks
+            if isinstance(model, AnyNet):
+                model = _Unmasked(model.net, model.geometry, norms_frozen=True)
         self.model = model.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
         settings = OptimConfig(lr=LEARNING_RATE, momentum=MOMENTUM)
         self.optimizer = build_optimizer(self.model, settings)
@@ -131,7 +134,8 @@ class CanvasNet:
         def work() -> None:
             train_step(self.model, loss, batches, self.optimizer, precision=self.precision)
 
-        return _timed(work, self.device)
+        with self.masks():
+            return _timed(work, self.device)
 
     def _batch(self, layout: Layout) -> Batch:
         canvas, geometry = layout.canvas, self.model.geometry
@@ -152,17 +156,18 @@ class CanvasNet:
         )
 
 
-def _take_masks_away() -> None:
-    """Leaves this process with masks that cover nothing."""
-    real = resnet_v1.level_masks
+@contextmanager
+def without_masks() -> Iterator[None]:
+    """Masks of our own nets cover nothing within it."""
 
     def empty(layout: Layout, geometry: NetGeometry) -> list[LevelMask]:
-        masks = real(layout, geometry)
+        masks = level_masks(layout, geometry)
         for mask in masks:
             mask.strips = ()
         return masks
 
-    resnet_v1.level_masks = empty
+    with patch.object(resnet_v1, "level_masks", empty):
+        yield
 
 
 class _Unmasked(AnyNet):
