@@ -481,6 +481,9 @@ def test_state_dict_modes_and_copies_are_the_nets_own():
     model.eval()
     assert not net.training
     assert not net.down.training
+    for module in model.modules():  # As evaluators restore modes: the net is not among these.
+        module.training = True
+    assert net.training
     copied = copy.deepcopy(model)
     assert copied.net is not net
     with torch.no_grad():

@@ -41,7 +41,7 @@ LIBRARIES = {
 _CHECKED_EXTENT = 256
 
 
-class AnyNet(OnCanvas, Net):
+class AnyNet(OnCanvas, Net):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A net of any package as a run knows nets; the state dict is the net's own.
 
     A batch norm behind global pooling has one value per image and channel, so PyTorch refuses to

@@ -178,15 +178,16 @@ class OnCanvas(nn.Module):
     """A net with a forward `(pixels, layout)`; parameters, buffers and names are the net's own."""
 
     def __init__(self, net: nn.Module, output: OutputKey = None) -> None:
+        self.__dict__["_net"] = net
+        training = net.training
         super().__init__()
+        net.training = training  # which the line above has set
         # Shared, not copied: the state dict is the net's, and what moves one moves the other.
         self._parameters = net._parameters
         self._buffers = net._buffers
         self._modules = net._modules
         self._non_persistent_buffers_set = net._non_persistent_buffers_set
-        self.__dict__["_net"] = net
         self.output = output
-        self.training = net.training
         self._levels: dict[Layout, Any] = {}
         self._multiple: int | None = None
         self.lockstep: Lockstep | None = None
@@ -196,9 +197,17 @@ class OnCanvas(nn.Module):
         """The net as it was."""
         return self.__dict__["_net"]
 
+    @property
+    def training(self) -> bool:  # pyright: ignore
+        """The mode of the net itself, which is not among `modules()`."""
+        return self.net.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:  # pyright: ignore
+        self.net.training = mode
+
     def train(self, mode: bool = True) -> OnCanvas:
-        """Training or evaluation mode, of the net too."""
-        super().train(mode)
+        """Training or evaluation mode, by the net's own `train`."""
         self.net.train(mode)
         return self
 
