@@ -32,6 +32,7 @@ def benchmark_modules(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
+@pytest.mark.slow
 def test_memory_tells_growth_peaks_and_the_largest_image(tmp_path):
     found, said = run(
         "memory.py",
@@ -73,6 +74,7 @@ def test_the_peak_is_that_of_now_and_not_of_earlier(benchmark_modules):
     assert work.resident_bytes() - before < 100_000_000
 
 
+@pytest.mark.slow
 def test_seconds_over_pixels_are_printed_fitted_and_plotted(tmp_path):
     found, said = run(
         "linear_in_pixels.py",

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
@@ -24,6 +26,7 @@ def test_the_speed_of_the_check_is_printed_beside_bare_decoding():
     assert re.search(r"\d+ photos/s", said), said
 
 
+@pytest.mark.slow
 def test_the_turned_masks_that_are_seen_are_counted():
     said = run("check_rotation.py", "--crops", 20)
     assert "%" in said, said

@@ -10,30 +10,32 @@ from tests.cli.command import anysize
 from anysize.config import AugmentConfig
 
 LARGE = {
-    "crop": "[64, 80]",
-    "max_scale": "0.5",
-    "min_scale": "0.2",
-    "mirror": "false",
-    "brightness": "0.4",
-    "contrast": "0.4",
-    "saturation": "0.4",
+    "crop": {"crop": "[64, 80]", "min_scale": "1.0", "max_scale": "1.0"},
+    "scales": {"min_scale": "0.2", "max_scale": "0.5"},
+    "colours": {
+        "max_scale": "0.5",
+        "min_scale": "0.5",
+        "mirror": "false",
+        "brightness": "0.4",
+        "contrast": "0.4",
+        "saturation": "0.4",
+    },
 }
 
 
 def test_every_key_is_tried():
     names = {field.name for field in dataclasses.fields(AugmentConfig)}
-    assert set(LARGE) == names - {"module"}  # A function of one's own: tests/data.
+    assert {key for keys in LARGE.values() for key in keys} == names - {
+        "module"
+    }  # A function of one's own: tests/data.
 
 
-@pytest.mark.parametrize("key", LARGE)
-def test_large_images_train_on_a_planned_canvas(workspace, key):
+@pytest.mark.parametrize("keys", LARGE)
+def test_large_images_train_on_a_planned_canvas(workspace, keys):
     for path in sorted((workspace / "data").rglob("*.png")):
         picture = Image.open(path)
         picture.resize((240, 200 + picture.height), Image.Resampling.NEAREST).save(path)
-    given = {"min_scale": "0.4", "max_scale": "0.5", key: LARGE[key]}
-    if key == "crop":
-        given |= {"min_scale": "1.0", "max_scale": "1.0"}
-    settings = {f"augment.{name}": value for name, value in given.items()}
+    settings = {f"augment.{key}": value for key, value in LARGE[keys].items()}
     settings |= {
         "plan.max_pixels_per_step": "30000",  # The smallest image has 57,600.
         "plan.max_canvases": "2",

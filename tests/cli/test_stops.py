@@ -36,7 +36,7 @@ def kill_many(num_kills, num_stops):
 
 
 def test_some_kills_lose_nothing():
-    assert kill_many(8, 2) >= 1
+    assert kill_many(4, 1) >= 1
 
 
 @pytest.mark.slow
