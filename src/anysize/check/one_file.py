@@ -28,6 +28,7 @@ from anysize.faults import Fault, FaultError
 from anysize.geometry import Size
 from anysize.images.decode import decode_image
 from anysize.images.formats import format_by_suffix
+from anysize.wording import count_of
 
 LARGE_PIXELS = 16_000_000
 """Images above it are decoded one at a time, so that threads do not add up their memory."""
@@ -117,12 +118,13 @@ def _left_out(sample: Sample, objects: Objects | None) -> Iterator[Finding]:
     if objects is not None and objects.left_out:
         path = sample.masks[0] if sample.masks else sample.encoding.file or sample.image
         counts = Counter(entry.why for entry in objects.left_out)
+        what = count_of(len(objects.left_out), "object or part", "objects or parts")
         yield Finding(
             kind="left_out",
             severity="warning",
             path=path,
-            message=f"{path} is read for image {sample.image} without {len(objects.left_out)} "
-            f"objects or parts: {listed(objects.left_out)}.",
+            message=f"{path} is read for image {sample.image} without {what}: "
+            f"{listed(objects.left_out)}.",
             found=tuple(counts.items()),
         )
 

@@ -66,7 +66,8 @@ def _describe_objects(objects: Objects) -> str:
     if objects.cut:
         said += f", {objects.cut} of them cut at the border of their image"
     if objects.left_out:
-        said += f"; {len(objects.left_out)} objects or parts left out"
+        left_out = count_of(len(objects.left_out), "object or part", "objects or parts")
+        said += f"; {left_out} left out"
     return said
 
 
