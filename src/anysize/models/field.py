@@ -345,15 +345,8 @@ def is_clean(tensor: Tensor, found: Field) -> bool:
     return found.clean is not None and found.clean == tensor._version
 
 
-def _fill_strips(tensor: Tensor, found: Field, value: float) -> Tensor:
-    index: list[int | slice] = [slice(None)] * tensor.ndim
-    rows, columns = found.dims  # pyright: ignore[reportAssignmentType]
-    for r in found.level.mask.strips:
-        index[0] = r.slot
-        index[rows] = slice(r.top, r.top + r.height)
-        index[columns] = slice(r.left, r.left + r.width)
-        tensor[tuple(index)].fill_(value)
-    return tensor
+def _fill(tensor: Tensor, found: Field, value: float) -> Tensor:
+    return found.level.mask.fill_(tensor, value, cast("tuple[int, int]", found.dims))
 
 
 class _Cut(torch.autograd.Function):
@@ -370,7 +363,7 @@ class _Cut(torch.autograd.Function):
         # A gradient that only this node was given may be overwritten.
         if not ctx.own or 0 in grad.stride() or torch.is_grad_enabled():
             grad = grad.clone(memory_format=torch.contiguous_format)
-        return _fill_strips(grad, ctx.found, 0.0), None, None
+        return _fill(grad, ctx.found, 0.0), None, None
 
 
 def zero_outside(x: Tensor, found: Field, *, own_gradient: bool = True) -> Tensor:
@@ -388,7 +381,7 @@ def zero_outside(x: Tensor, found: Field, *, own_gradient: bool = True) -> Tenso
         x = x.contiguous()
         found = replace(found, clean=None, cut=False)
     if not is_clean(x, found):
-        _fill_strips(x.data, found, 0.0)
+        _fill(x.data, found, 0.0)
         put(x, found, clean=True, cut=found.cut)
     if found.cut or not (x.requires_grad and torch.is_grad_enabled()):
         return x
@@ -399,11 +392,11 @@ class _Filled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, found: Field, value: float) -> Tensor:  # noqa: ANN401
         ctx.found = found
-        return _fill_strips(x.clone(), found, value)
+        return _fill(x.clone(), found, value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        return _fill_strips(grads[0].clone(), ctx.found, 0.0), None, None
+        return _fill(grads[0].clone(), ctx.found, 0.0), None, None
 
 
 def filled_outside(x: Tensor, found: Field, value: float) -> Tensor:
@@ -415,6 +408,5 @@ def filled_outside(x: Tensor, found: Field, value: float) -> Tensor:
 
 def zero_fresh(x: Tensor, found: Field) -> Tensor:
     """Zeroes the outside of a tensor that nothing else has read yet."""
-    if found.level.mask.strips:
-        _fill_strips(x.data, found, 0.0)
+    _fill(x.data, found, 0.0)
     return x

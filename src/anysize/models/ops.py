@@ -36,11 +36,53 @@ class LevelMask:
         num_valid: Cells that belong to images.
     """
 
-    __slots__ = ("num_valid", "strips")
+    __slots__ = ("_canvas", "_tensor", "num_valid", "strips")
 
     def __init__(self, canvas: Canvas, rects: list[Rect]) -> None:
         self.strips: Sequence[Rect] = outside(canvas, rects)
         self.num_valid = sum(r.height * r.width for r in rects)
+        self._canvas = canvas
+        self._tensor: Tensor | None = None
+
+    def fill_(self, x: Tensor, value: float | Tensor, axes: tuple[int, int] = (2, 3)) -> Tensor:
+        """Writes outside all images, in place.
+
+        Args:
+            x: Slots first.
+            value: A number, or with the usual axes one for each channel: `[c]` or `[n, c]`.
+            axes: Of `x`: height and width of the level.
+        """
+        if not self.strips:
+            return x
+        return (self._fill_strips if x.device.type == "cpu" else self._fill)(x, value, axes)
+
+    def _fill_strips(self, x: Tensor, value: float | Tensor, axes: tuple[int, int]) -> Tensor:
+        """Touches nothing but the outside: as fast as memory is."""
+        index: list[int | slice] = [slice(None)] * x.ndim
+        for r in self.strips:
+            index[0] = r.slot
+            index[axes[0]] = slice(r.top, r.top + r.height)
+            index[axes[1]] = slice(r.left, r.left + r.width)
+            if isinstance(value, Tensor):
+                own = value if value.ndim == 1 else value[r.slot]
+                x[tuple(index)] = own[:, None, None]
+            else:
+                x[tuple(index)].fill_(value)
+        return x
+
+    def _fill(self, x: Tensor, value: float | Tensor, axes: tuple[int, int]) -> Tensor:
+        """One operation, where launching many costs more than the memory that it passes over."""
+        if self._tensor is None or self._tensor.device != x.device:
+            mask = torch.zeros(self._canvas, dtype=torch.bool)
+            for r in self.strips:
+                mask[r.slot, r.top : r.top + r.height, r.left : r.left + r.width] = True
+            self._tensor = mask.to(x.device)
+        shape = [1] * x.ndim
+        shape[0], shape[axes[0]], shape[axes[1]] = self._canvas
+        outside = self._tensor.view(shape)
+        if isinstance(value, Tensor):
+            return x.copy_(torch.where(outside, value[..., None, None], x))
+        return x.masked_fill_(outside, value)
 
 
 def level_masks(layout: Layout, geometry: NetGeometry) -> list[LevelMask]:
@@ -58,9 +100,7 @@ def zero_outside_(x: Tensor, mask: LevelMask) -> Tensor:
         x: `[n, c, h, w]` at the level of the mask.
         mask: Of the same level.
     """
-    for r in mask.strips:
-        x[r.slot, :, r.top : r.top + r.height, r.left : r.left + r.width].zero_()
-    return x
+    return mask.fill_(x, 0.0)
 
 
 class _MaskedReLU(torch.autograd.Function):
@@ -112,9 +152,7 @@ def _valid_moments(
     data = zero_outside_(x.data, mask)
     mean = data.sum((2, 3) if per_slot else (0, 2, 3), dtype=_precise(x)) / count
     filling = mean.to(x.dtype)
-    for r in mask.strips:
-        value = (filling[r.slot] if per_slot else filling)[:, None, None]
-        data[r.slot, :, r.top : r.top + r.height, r.left : r.left + r.width] = value
+    mask.fill_(data, filling)
     channels = data.reshape(1, -1, *x.shape[2:]) if per_slot else data
     unused = (torch.zeros_like(mean).flatten(), torch.zeros_like(mean).flatten())
     _, variance = torch.batch_norm_update_stats(channels, *unused, 0.0)
@@ -401,6 +439,16 @@ def update_moving_statistics(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ConvNorm):
             module.update_moving_statistics()
+
+
+def moving_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that a training pass may change: those of frozen norms are none of them."""
+    return [
+        buffer
+        for module in model.modules()
+        if module.training and not (isinstance(module, ConvNorm) and module.norm == "frozen")
+        for buffer in module.buffers(recurse=False)
+    ]
 
 
 def set_lockstep(model: nn.Module, ranks: Ranks) -> Lockstep | None:

@@ -197,7 +197,8 @@ class ResNetV1(nn.Module):
         self, run: Callable[[Tensor, list[LevelMask]], Tensor], x: Tensor, masks: list[LevelMask]
     ) -> Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(run, x, masks, use_reentrant=False)
+            # Nothing is drawn, so no state of a generator need be kept.
+            return checkpoint(run, x, masks, use_reentrant=False, preserve_rng_state=False)
         return run(x, masks)
 
     def _stem(self, pixels: Tensor, masks: list[LevelMask]) -> Tensor:

@@ -10,6 +10,7 @@ To add a loss: write it here, give it a setting in `config.LossConfig`, and buil
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,7 +111,7 @@ class CrossEntropy:
         """See `Loss`; the target is `[n, th, tw]`, classes 0 to k - 1."""
         logits = _at_least_float32(logits)
         target = batch.target.long()
-        weight = logits.new_tensor(self.class_weights) if self.class_weights else None
+        weight = _beside(logits, self.class_weights) if self.class_weights else None
         ignored = self.ignore_index
         if not self.focal_gamma:
             return F.cross_entropy(logits, target, weight, ignore_index=ignored, reduction="sum")
@@ -147,7 +148,7 @@ class SigmoidCrossEntropy:
         logits = _at_least_float32(logits)
         weight = (batch.target != self.ignore_index).to(logits.dtype)
         if self.class_weights:
-            weight = weight * logits.new_tensor(self.class_weights)[:, None, None]
+            weight = weight * _beside(logits, self.class_weights)[:, None, None]
         present = (batch.target == 1).to(logits.dtype)
         if not self.focal_gamma:
             return F.binary_cross_entropy_with_logits(logits, present, weight, reduction="sum")
@@ -184,7 +185,7 @@ class Dice:
     def sum(self, logits: Tensor, batch: Batch) -> Tensor:
         """See `Loss`; targets are those of `CrossEntropy` or `SigmoidCrossEntropy`."""
         logits = _at_least_float32(logits)
-        weight = logits.new_tensor(self.class_weights or (1.0,))
+        weight = _beside(logits, self.class_weights or (1.0,))
         total = logits.new_zeros(())
         for rect in batch.rects:
             own, target = cut_out(logits, rect), cut_out(batch.target, rect)
@@ -285,7 +286,7 @@ class PoseLoss:
         valid = (target != self.ignore_index).to(maps.dtype)
         weight = valid
         if self.class_weights:
-            weight = valid * maps.new_tensor(self.class_weights)[:, None, None]
+            weight = valid * _beside(maps, self.class_weights)[:, None, None]
         if self.part_maps == "discs":
             each = F.binary_cross_entropy_with_logits(maps, target * valid, reduction="none")
         else:
@@ -301,6 +302,16 @@ class PoseLoss:
 
 def _num_valid(target: Tensor, ignore_index: int) -> int:
     return int(torch.count_nonzero(target != ignore_index))
+
+
+def _beside(logits: Tensor, weights: tuple[float, ...]) -> Tensor:
+    return _on_device(weights, logits.dtype, logits.device)
+
+
+@functools.lru_cache(maxsize=4)
+def _on_device(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copied to the device once, not in each step."""
+    return torch.tensor(weights, dtype=dtype, device=device)
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from anysize.device import Precision, computing, is_out_of_memory, release_memor
 from anysize.errors import RankLostError
 from anysize.geometry import Canvas
 from anysize.models.net import Net
-from anysize.models.ops import update_moving_statistics, upsample
+from anysize.models.ops import moving_buffers, update_moving_statistics, upsample
 from anysize.ranks import ALONE, Lockstep, Ranks
 from anysize.timing import Stage, untimed
 from anysize.training.losses import Loss
@@ -30,7 +30,7 @@ class StepResult:
     """What a step did.
 
     Attributes:
-        loss: Scalar on the net's device.
+        loss: Scalar on the host.
         skipped: The loss or its gradient was not finite, so nothing was updated.
         canvases: That were computed, in order; smaller ones than those of the batches where memory
             ran out.
@@ -82,7 +82,7 @@ def train_step(
     if count is None:
         (count,) = ranks.sum_numbers(sum(loss.count(batch) for batch in batches))
     with stage("optimiser"):
-        statistics = [buffer.clone() for buffer in net.buffers()]
+        statistics = [(buffer, buffer.clone()) for buffer in moving_buffers(net)]
     backward = functools.partial(_backward, net, loss, count, device, precision, stage)
     try:
         while True:
@@ -97,16 +97,16 @@ def train_step(
             if pass_limit is None or not failed:
                 break
             # Outside of `except`, whose error keeps the tensors of the failed pass alive.
-            _forget_passes(net, optimizer, statistics)
+            _forget_passes(optimizer, statistics)
             release_memory(device)
             _lower(pass_limit, too_large, ranks)
     except RankLostError:
-        _forget_passes(net, optimizer, statistics)
+        _forget_passes(optimizer, statistics)
         raise
     with stage("optimiser"):
-        skipped = not _is_finite(total, net)
+        total, skipped = _on_host(total, net)
         if skipped:
-            _forget_passes(net, optimizer, statistics)
+            _forget_passes(optimizer, statistics)
         else:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -224,16 +224,22 @@ def _backward(
 
 
 def _forget_passes(
-    net: Net, optimizer: torch.optim.Optimizer, statistics: Sequence[Tensor]
+    optimizer: torch.optim.Optimizer, statistics: Sequence[tuple[Tensor, Tensor]]
 ) -> None:
     """Undoes the passes of a step: their gradients, and what moved the norms' statistics."""
     optimizer.zero_grad(set_to_none=True)
-    for buffer, before in zip(net.buffers(), statistics, strict=True):
+    for buffer, before in statistics:
         buffer.copy_(before)
 
 
-def _is_finite(total: Tensor, net: Net) -> bool:
-    """Whether loss and gradient are finite; waits for the device once."""
+def _on_host(total: Tensor, net: Net) -> tuple[Tensor, bool]:
+    """The loss on the host, and whether it or the gradient is not finite: one wait for the device.
+
+    Args:
+        total: Of the step.
+        net: With its gradients.
+    """
     gradients = [p.grad for p in net.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    return bool(torch.isfinite(total) & torch.isfinite(norm))
+    told = torch.stack((total, norm.to(total))).cpu()
+    return told[0], not bool(told.isfinite().all())
