@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anysize_why.findings import Finding
+from anysize_why.places import CONSTRUCTORS
 from anysize_why.record import (
     DECODERS,
     MIN_SHARE,
@@ -138,6 +139,8 @@ def _between(
             "torch._foreach_*), or less often"
         )
     elif made:
+        making = sum(s for (_, _, via), s in seconds.items() if via == CONSTRUCTORS)
+        cost = making or cost  # Loading what was learned into them stays.
         cause = "objects are made anew in the loop: " + ", ".join(made)
         evidence += "; made in these steps: " + ", ".join(f"{n} {k}" for k, n in made.items())
         change = "make them once before the loop, and load the state into them"

@@ -16,10 +16,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Sampler", "own_place", "own_places", "place_in_dump", "place_in_stack", "sources_with"]
+__all__ = [
+    "CONSTRUCTORS",
+    "Sampler",
+    "own_place",
+    "own_places",
+    "place_in_dump",
+    "place_in_stack",
+    "sources_with",
+]
 
 SAMPLE_S = 0.04
 """How often the script's line is looked at."""
+
+CONSTRUCTORS = "torch's constructors"
 
 MAX_DUMPED = 1 << 20
 """Bytes of stacks after which the file that takes them is emptied."""
@@ -40,13 +50,14 @@ def place_in_dump(dumped: str, thread: int) -> tuple[tuple[str, int] | None, str
 
 
 def place_in_stack(lines: Sequence[str]) -> tuple[tuple[str, int] | None, str]:
-    """The same of the lines of one stack."""
-    via = ""
+    """The same of the lines of one stack; `CONSTRUCTORS` where a net or an optimiser is made."""
+    via, made = "", False
     for line in lines:
+        made = made or bool(_CONSTRUCTOR.search(line))
         if match := _DUMPED_LINE.match(line):
             file = match[1]
             if _is_own(file):
-                return (file, int(match[2])), via
+                return (file, int(match[2])), CONSTRUCTORS if made else via
             if not file.startswith(_OURS):
                 library = _LIBRARY.search(file)
                 via = library[1] if library else Path(file).stem
@@ -58,6 +69,9 @@ _DUMPED_THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+)")
 
 
 _DUMPED_LINE = re.compile(r'  File "(.*)", line (\d+)')
+
+
+_CONSTRUCTOR = re.compile(r'/torch/(?:nn/modules|optim)/[^"]*", line \d+ in __init__$')
 
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/([^/.]+)")

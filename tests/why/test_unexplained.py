@@ -8,6 +8,7 @@ from tests.why.planted import recorded, without_control
 
 from anysize_why.causes import judge
 from anysize_why.counting import time_operators
+from anysize_why.places import CONSTRUCTORS, place_in_stack
 from anysize_why.switches import HOOKS, PROFILER, read_switches
 
 HEALTHY = ("healthy", "healthy_trainer", "healthy_gan", "healthy_closure")
@@ -161,3 +162,17 @@ def test_a_compiler_that_has_given_up_is_said():
     finding = judge(replace(record, facts=facts)).findings[0]
     assert finding.cause == "torch.compile has given up: recompile limit"
     assert "recompile_limit (8)" in finding.evidence
+
+
+def test_objects_made_anew_cost_their_constructors_not_what_is_loaded_into_them():
+    record = recorded("net_made_anew")
+    lines = [{**line, "via": "torch"} for line in record.facts["lines"]]
+    others = judge(replace(record, facts={**record.facts, "lines": lines})).findings[0]
+    assert 0 < judge(record).findings[0].cost_s < 0.9 * others.cost_s
+    stack = [
+        '  File "/x/site-packages/torch/nn/modules/linear.py", line 107 in __init__',
+        '  File "/home/me/train.py", line 11 in build',
+    ]
+    assert place_in_stack(stack) == (("/home/me/train.py", 11), CONSTRUCTORS)
+    stack[0] = stack[0].replace("__init__", "forward")
+    assert place_in_stack(stack)[1] == "torch"
