@@ -13,7 +13,7 @@ def alone():
     return {case: steps_of_ranks.learned(case, ALONE) for case in steps_of_ranks.CASES}
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3], ids=str)
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)], ids=str)
 def together(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks") / "learned.pt"
     torchrun(request.param, steps_of_ranks.__file__, out)
