@@ -113,7 +113,9 @@ def test_a_script_may_train_in_silence_or_read_events(workspace):
     assert "is not empty" in said, "errors are said in any case"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_stop_checkpoints_and_the_run_goes_on(workspace, number):
     process = start("train", "run.toml", "--set", "train.epochs=400", cwd=workspace)
     wait_for_steps(workspace / "run", 4)

@@ -29,8 +29,8 @@ precision = "float32"
 @pytest.mark.parametrize(
     ("checkpoint", "options", "pool", "order"),
     [
-        ("torchvision_resnet.pth", (), "torchvision", "RGB"),
-        ("slim_v1.ckpt", ("--head", "none"), "same", "RGB"),
+        pytest.param("torchvision_resnet.pth", (), "torchvision", "RGB", marks=pytest.mark.slow),
+        pytest.param("slim_v1.ckpt", ("--head", "none"), "same", "RGB", marks=pytest.mark.slow),
         ("caffe_narrow.caffemodel", ("--head", "none"), "caffe", "BGR"),
     ],
 )

@@ -81,6 +81,7 @@ def test_a_full_disk_keeps_the_earlier_state(workspace):
     assert_same_results(whole, half)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_log_whole(workspace):
     whole, half = half_a_run(workspace)
     size = (half / "events.jsonl").stat().st_size
@@ -121,6 +122,7 @@ def test_a_folder_that_cannot_be_written_is_a_message_and_keeps_the_state(worksp
     assert_same_results(whole, half)
 
 
+@pytest.mark.slow
 def test_a_run_folder_in_a_folder_that_cannot_be_written_is_a_message(workspace):
     run(workspace, "train.run=whole", "train.epochs=1")
     (workspace / "shut").mkdir(mode=0o555)
